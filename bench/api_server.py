@@ -184,7 +184,7 @@ def refusal(status: int, reason: str, message: str = "") -> web.Response:
 
 @asynccontextmanager
 async def serve(cluster: Cluster, port: int = 0) -> AsyncIterator[str]:
-    """The server's address, while it runs."""
+    """Yields the server's address, while it runs."""
     app = web.Application(client_max_size=2**24)
     app.router.add_route("*", "/{path:.*}", cluster.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)

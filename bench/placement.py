@@ -32,7 +32,7 @@ GENERATIONS = {16: ("v5e", "tpu-v5-lite-podslice"), 64: ("v5e", "tpu-v5-lite-pod
 
 
 def gang(hosts: int) -> list[Object]:
-    """The pods of one slice, as the operator creates them."""
+    """Returns the pods of one slice, as the operator creates them."""
     generation, _ = GENERATIONS[hosts]
     recipe = {"globalBatchSize": hosts * 4, "trainSteps": 1, "optimizer": {"name": "sgd", "learningRate": 0.1}}
     job = parse_job(
@@ -66,7 +66,7 @@ def by_affinity(cluster: ControlPlane, pods: list[Object]) -> None:
 
 
 def leader_first(cluster: ControlPlane, pods: list[Object]) -> None:
-    """The leader keeps its anti-affinity to other slices; the others follow it by their pool's label."""
+    """Keeps the leader's anti-affinity to other slices; the others follow it by their pool's label."""
     leader, *others = copy.deepcopy(pods)
     leader["spec"]["affinity"].pop("podAffinity")
     create(cluster, [leader])

@@ -41,7 +41,7 @@ def tumours(hp: Hyperparameters) -> Task:
 
 
 def text(hp: Hyperparameters) -> Task:
-    """The source text of Python's standard library, byte by byte; every tenth file is held out."""
+    """Returns the source text of Python's standard library, byte by byte; every tenth file is held out."""
     return _task(Letters(), _text(), _text_loss, _text_metrics)
 
 

@@ -77,7 +77,7 @@ def _warned(found: Sequence[Cell]) -> tuple[str, str, str]:
 
 
 def noise_table(recipes: Mapping[str, Any], names: Iterable[str]) -> str:
-    """What the tuned recipes are, and their noise scales."""
+    """Shows the tuned recipes and their noise scales."""
     rows = [["task", "batch", "learning rate", "noise scale", "with other seeds"]]
     for name in names:
         recipe, noise = recipes[name], recipes[name]["gradientNoiseScale"]

@@ -62,8 +62,8 @@ EVERY_NUMBER = Path(__file__).with_name("measured.md")
 
 
 async def one_round(stage: Stage, number: int, jobs: int, hosts: int, beside: Look | None) -> Object:
-    """All contenders, in turns forwards and backwards, so that none is always first. `beside`: what to look at while
-    the operator's jobs run."""
+    """Runs all contenders, in turns forwards and backwards, so that none is always first. `beside`: what to look at
+    while the operator's jobs run."""
     names = [name for name in CONTENDERS if name != INDEXED or jobs < _WITHOUT_INDEXED]
     found: Object = {"jobs": jobs, "hosts": hosts}
     for name in names if number % 2 == 0 else reversed(names):
@@ -105,7 +105,7 @@ async def measure(plan: Plan, rounds: int | None, results: Object, save: Callabl
 
 
 def only(plan: Plan, names: Sequence[str]) -> Plan:
-    """Only the rows with these names: JOBSxHOSTS, or "memory" for what follows the rounds. Raises ValueError."""
+    """Keeps only the rows with these names: JOBSxHOSTS, or "memory" for what follows the rounds. Raises ValueError."""
     rounds = {size: count for size, count in plan.rounds.items() if f"{size[0]}x{size[1]}" in names}
     if unknown := set(names) - {MEMORY} - {f"{jobs}x{hosts}" for jobs, hosts in rounds}:
         known = [f"{jobs}x{hosts}" for jobs, hosts in plan.rounds]
@@ -123,7 +123,7 @@ def machine() -> Object:
 
 
 def tables_of(results: Object) -> dict[str, str]:
-    """By the name of their place in the docs."""
+    """Returns the tables by the name of their place in the docs."""
     return {
         "machine": tables.machine_line(results["machine"]),
         "times": tables.times_table(results["rounds"]),

@@ -89,7 +89,7 @@ class AuditLog:
         return len(self.requests)
 
     def pods_posted(self) -> int:
-        """How many creations of pods were answered, whatever the answer: cheap, because nothing is parsed."""
+        """Counts the creations of pods that were answered, whatever the answer: cheap, because nothing is parsed."""
         self._load()
         return self._pods_posted
 
@@ -148,7 +148,7 @@ class AuditLog:
 
 
 def counts(requests: Iterable[Request]) -> dict[str, dict[str, int]]:
-    """How often everybody but the benchmark itself did what: {"operator": {"create pods": 64, ...}, ...}."""
+    """Counts how often everybody but the benchmark itself did what: {"operator": {"create pods": 64, ...}, ...}."""
     found: dict[str, Counter[str]] = {}
     for request in requests:
         if request.who != "admin":

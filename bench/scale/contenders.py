@@ -38,12 +38,12 @@ def span(requests: Sequence[Request], first: Request) -> float:
 
 
 async def floor(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
-    """The bare client with the operator's own bodies."""
+    """Runs the bare client with the operator's own bodies."""
     return await _bare_client(stage, FLOOR, worker_pods, jobs, hosts, restart)
 
 
 async def bare(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
-    """The bare client with the smallest bodies."""
+    """Runs the bare client with the smallest bodies."""
     return await _bare_client(stage, BARE, bare_pods, jobs, hosts, restart)
 
 
@@ -146,13 +146,13 @@ def _to_first_pods(asked: Sequence[Request], begun: Sequence[Request]) -> list[f
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that is not exceeded by so large a share of them."""
+    """Returns the smallest value that is not exceeded by so large a share of them."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def quantile(cumulated: dict[str, float], share: float) -> float | None:
-    """Of a Prometheus histogram: the upper bound of the bucket with this quantile; None in the last one, which has
-    none."""
+    """Returns, for a Prometheus histogram, the upper bound of the bucket with this quantile; None in the last one,
+    which has none."""
     bounds = sorted((float(bound), count) for bound, count in cumulated.items())
     found = next(bound for bound, count in bounds if count >= share * bounds[-1][1])
     return found if math.isfinite(found) else None

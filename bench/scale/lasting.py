@@ -22,7 +22,7 @@ async def memory_now(stage: Stage) -> Object:
 
 
 async def memory_after_start(stage: Stage) -> Object:
-    """Of a new process that has seen everything there is."""
+    """Measures a new process that has seen everything there is."""
     stage.operator.stop()
     await stage.audit.quiet()
     stage.operator.start()
@@ -39,7 +39,8 @@ async def run_jobs(stage: Stage, jobs: int, hosts: int) -> str:
 
 
 async def start_beside(stage: Stage, jobs: int, hosts: int) -> Object:
-    """A new operator where so many jobs run: how long until a pass has seen each, and what it asks for and writes."""
+    """Starts a new operator where so many jobs run: how long until a pass has seen each, and what it asks for and
+    writes."""
     stage.operator.stop()
     mark = await stage.audit.quiet()
     began = time.monotonic()
@@ -57,7 +58,7 @@ async def start_beside(stage: Stage, jobs: int, hosts: int) -> Object:
 
 
 async def undisturbed(stage: Stage, seconds: float) -> dict[str, int]:
-    """What the operator asks for and writes, by kind of request, while nothing happens."""
+    """Counts what the operator asks for and writes, by kind of request, while nothing happens."""
     mark = await stage.audit.quiet()
     await asyncio.sleep(seconds)
     own = [request for request in stage.audit.since(mark) if request.is_read or request.is_write]
@@ -108,7 +109,7 @@ async def churn(stage: Stage, seconds: float) -> Object:
 
 
 def slope(values: Sequence[float]) -> float:
-    """By least squares, per step; 0 for a single value."""
+    """Returns the slope by least squares, per step; 0 for a single value."""
     if len(values) < 2:
         return 0.0
     return statistics.linear_regression(range(len(values)), values).slope

@@ -81,7 +81,7 @@ class Operator:
         return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
     def passes(self) -> int:
-        """How many passes over jobs have ended."""
+        """Counts the passes over jobs that have ended."""
         return int(sum(self._series("controller_runtime_reconcile_total").values()))
 
     def is_idle(self) -> bool:
@@ -89,7 +89,7 @@ class Operator:
         return not any(value for name in busy for value in self._series(name).values())
 
     def waits(self) -> dict[str, float]:
-        """How many jobs waited in the queue, by the upper bound of how many seconds they did, cumulated."""
+        """Counts the jobs that waited in the queue, by the upper bound of how many seconds they did, cumulated."""
         return self._series(_QUEUE_SECONDS, "le")
 
     def _series(self, name: str, label: str = "") -> dict[str, float]:

@@ -51,7 +51,7 @@ class Client:
             return found
 
     async def all(self, method: str, calls: Iterable[tuple[str, Object | None]]) -> None:
-        """All the calls, IN_FLIGHT at once."""
+        """Makes all the calls, IN_FLIGHT at once."""
         left = iter(calls)
 
         async def lane() -> None:
@@ -72,7 +72,7 @@ class Stage:
     _runs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_name(self) -> str:
-        """For jobs, and never the same: what is left of an old job may wait for the garbage collector."""
+        """Makes a name for a job, never the same: what is left of an old job may wait for the garbage collector."""
         return f"run{next(self._runs)}"
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -121,14 +121,14 @@ def batch_path(namespace: str) -> str:
 
 
 def left_paths(namespace: str) -> tuple[str, ...]:
-    """What belonged to jobs and is deleted after them."""
+    """Lists what belonged to jobs and is deleted after them."""
     slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     return pods_path(namespace), f"/api/v1/namespaces/{namespace}/services", slices
 
 
 @asynccontextmanager
 async def a_stage(pods: int) -> AsyncIterator[Stage]:
-    """With room for so many pods. The operator runs."""
+    """Makes a cluster with room for so many pods, in which the operator runs."""
     directory = create_cluster_directory()
     policy, log = directory / "audit-policy", directory / "audit.log"
     policy.write_text(json.dumps(POLICY))

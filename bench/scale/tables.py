@@ -41,7 +41,7 @@ def _compared(rounds: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
 
 
 def requests_table(rounds: Sequence[Mapping[str, Any]]) -> str:
-    """What one attempt costs the API server; the largest number of all rounds counts."""
+    """Shows what one attempt costs the API server; the largest number of all rounds counts."""
     columns = ["creates", "other_writes", "events", "reads", "endpoint_writes"]
     head = ["what", "pods created", "other writes", "events", "reads", "endpoint writes by anyone", "CPU per host, ms"]
     rows = [head]
@@ -58,7 +58,7 @@ def requests_table(rounds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def waits_table(rounds: Sequence[Mapping[str, Any]]) -> str:
-    """How long jobs wait for each other."""
+    """Shows how long jobs wait for each other."""
     rows = [["what", "job to its first pod, p99", "in the queue, p99 at most"]]
     for jobs, hosts in dict.fromkeys((each["jobs"], each["hosts"]) for each in rounds if each["jobs"] > 1):
         same = [each[OPERATOR]["more"] for each in rounds if (each["jobs"], each["hosts"]) == (jobs, hosts)]
@@ -101,6 +101,6 @@ def _count(number: float) -> str:
 
 
 def markdown(rows: Rows) -> str:
-    """The first row is the header."""
+    """Draws a table, whose header is the first row."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])

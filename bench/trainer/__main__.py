@@ -97,7 +97,8 @@ def machine() -> dict[str, Any]:
 
 
 def results_of(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
-    """All numbers, and the tables by the name of their place in the docs; prints each as soon as it is complete."""
+    """Returns all numbers, and the tables by the name of their place in the docs; prints each as soon as it is
+    complete."""
     results: dict[str, Any] = {"machine": machine()}
     tables = {"machine": machine_line(results["machine"])}
     for name in options.parts:

@@ -27,7 +27,7 @@ class Spread:
 
 
 def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], Pace]) -> dict[str, list[Pace]]:
-    """The results of `run` for each name, per round."""
+    """Returns the results of `run` for each name, per round."""
     results: dict[str, list[Pace]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
@@ -36,5 +36,5 @@ def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], Pace]) -
 
 
 def ratios(rates: Mapping[str, Sequence[float]], of: str, to: str) -> Spread:
-    """How many times as large `of` was as `to`, within each round."""
+    """Returns how many times as large `of` was as `to`, within each round."""
     return Spread.of([a / b for a, b in zip(rates[of], rates[to], strict=True)])

@@ -12,7 +12,8 @@ from tpu_trainer import Task
 
 
 def best(task: Task, batch: int, steps: int) -> None:
-    """A thread sends batches ahead; gradients are freed before the sync, so that they are not outputs of the graph."""
+    """Trains with a thread that sends batches ahead; gradients are freed before the sync, so that they are not outputs
+    of the graph."""
     device = torch_xla.device()
     model = task.model.train().to(device)
     update = optimizer(model)

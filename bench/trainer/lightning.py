@@ -16,7 +16,7 @@ from tpu_trainer import Task
 
 
 def lean(task: Task, batch: int, steps: int) -> None:
-    """Without progress bar, logger, checkpoints and summary."""
+    """Trains without progress bar, logger, checkpoints and summary."""
     without = dict.fromkeys(("enable_progress_bar", "logger", "enable_checkpointing", "enable_model_summary"), False)
     _fit(Module(task, logs=False), task, batch, steps, without)
 

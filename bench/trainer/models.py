@@ -97,7 +97,7 @@ def mlp(hp: Hyperparameters | None = None) -> Task:
 
 
 def transformer(hp: Hyperparameters | None = None, layers: int = LAYERS) -> Task:
-    """A causal language model on arithmetic progressions, which it can learn."""
+    """Makes a causal language model on arithmetic progressions, which it can learn."""
     generator = torch.Generator().manual_seed(SEED)
     first = torch.randint(VOCABULARY, (POOL, 1), generator=generator)
     stride = torch.randint(1, 8, (POOL, 1), generator=generator)
@@ -106,7 +106,7 @@ def transformer(hp: Hyperparameters | None = None, layers: int = LAYERS) -> Task
 
 
 def deep(hp: Hyperparameters | None = None) -> Task:
-    """The same with more layers and fewer examples in a step."""
+    """Makes the same with more layers and fewer examples in a step."""
     return transformer(layers=DEEP)
 
 
@@ -118,7 +118,7 @@ MODELS = {
 
 
 def loader(task: Task, batch: int) -> DataLoader[Any]:
-    """The batches for the other loops: as many examples as this trainer's, read and collated the same way."""
+    """Makes the batches for the other loops: as many examples as this trainer's, read and collated the same way."""
     return DataLoader(task.train, batch_size=batch, shuffle=True, drop_last=True)
 
 

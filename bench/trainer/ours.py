@@ -12,7 +12,7 @@ from bench.trainer.models import LEARNING_RATE, MODELS, SEED
 
 
 def run_spec(model: str, steps: int, hosts: int = 1, **more: Any) -> dict[str, Any]:
-    """The run spec of `model`; `more` adds fields (checkpoint, report)."""
+    """Returns the run spec of `model`; `more` adds fields (checkpoint, report)."""
     batch = MODELS[model].batch
     return {
         "schema": "runspec/v1",
@@ -31,7 +31,7 @@ def run_spec(model: str, steps: int, hosts: int = 1, **more: Any) -> dict[str, A
 
 
 def environments(spec: Mapping[str, Any], directory: Path) -> list[dict[str, str]]:
-    """The environment that the operator would set per host; run spec and report are in `directory`."""
+    """Returns the environment that the operator would set per host; run spec and report are in `directory`."""
     file = directory / "run.json"
     file.write_text(json.dumps(spec))
     hosts = spec["slice"]["hosts"]

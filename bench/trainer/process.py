@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 def watch(module: str, arguments: Sequence[str], *hosts: Mapping[str, str]) -> list[Line]:
-    """The lines that `python -m module arguments` prints.
+    """Returns the lines that `python -m module arguments` prints.
 
     `hosts`: the additional environment of each process; the lines come from the first.
 

@@ -57,7 +57,7 @@ def parse(line: Line) -> Report | None:
 
 
 def pace(reports: Sequence[Report], warm_up: int) -> Pace:
-    """The pace over all steps after the first report with at least `warm_up` steps done.
+    """Returns the pace over all steps after the first report with at least `warm_up` steps done.
 
     Raises NotComparable if there are fewer than two such reports.
     """

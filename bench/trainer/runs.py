@@ -61,7 +61,7 @@ class Length:
 
 
 def pace_of_loop(loop: str, model: str, length: Length) -> Pace:
-    """The pace of one run."""
+    """Returns the pace of one run."""
     if loop == OURS:
         return pace_of_feature(PLAIN, model, length)
     lines = watch("bench.trainer.contender", [loop, model, str(length.steps)], {})
@@ -69,7 +69,7 @@ def pace_of_loop(loop: str, model: str, length: Length) -> Pace:
 
 
 def pace_of_feature(name: str, model: str, length: Length) -> Pace:
-    """The pace of one run of this trainer with one feature switched on, or with none."""
+    """Returns the pace of one run of this trainer with one feature switched on, or with none."""
     feature = FEATURES[name]
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
@@ -82,7 +82,8 @@ def pace_of_feature(name: str, model: str, length: Length) -> Pace:
 
 
 def cost_of_doctor(model: str, length: Length) -> dict[str, Any]:
-    """The time that the doctor of host 0 reports in a gang of DOCTOR_HOSTS, including waiting for the others."""
+    """Returns the time that the doctor of host 0 reports in a gang of DOCTOR_HOSTS, including waiting for the
+    others."""
     with tempfile.TemporaryDirectory() as name:
         spec = ours.run_spec(model, length.steps, DOCTOR_HOSTS)
         lines = watch("bench.trainer.observed", [], *ours.environments(spec, Path(name)))

@@ -26,7 +26,7 @@ def loops_table(part: Mapping[str, Any]) -> str:
 
 
 def features_table(part: Mapping[str, Any]) -> str:
-    """What each feature adds to the time of a step, in percent."""
+    """Shows what each feature adds to the time of a step, in percent."""
     rates = part["stepsPerSecond"]
     rows = [["switched on", "a step takes longer by", "min..max"]]
     for name, words in FEATURES.items():
@@ -37,7 +37,7 @@ def features_table(part: Mapping[str, Any]) -> str:
 
 
 def doctor_table(part: Mapping[str, Any]) -> str:
-    """What each check took of host 0's time in the first steps, and per step afterwards."""
+    """Shows what each check took of host 0's time in the first steps, and per step afterwards."""
     runs = part["runs"]
     rows = [["check", "first steps", "then per step", "of a step", "min..max"]]
     for check in runs[0]["perStep"]:
@@ -55,7 +55,8 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def filled_in(document: str, name: str, text: str) -> str:
-    """The document with `text` between its lines `<!-- name -->` and `<!-- end -->`; unchanged without these lines."""
+    """Returns the document with `text` between its lines `<!-- name -->` and `<!-- end -->`; unchanged without these
+    lines."""
     before, begin, rest = document.partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
     return f"{before}{begin}{text}\n{end}{after}" if begin and end else document
@@ -66,7 +67,7 @@ def _range(spread: Spread, form: str) -> str:
 
 
 def _captioned(part: Mapping[str, Any], rounds: Sequence[object], rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the header."""
+    """Draws a table, whose header is the first row."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     caption = f"Rounds: {len(rounds)}; a run is {part['steps']} steps, after {part['warmUp']} that are not timed."
     return "\n".join([caption, "", head, "|" + "---|" * len(rows[0]), *body])

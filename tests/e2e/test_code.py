@@ -63,7 +63,7 @@ def job(**trainer: Any) -> dict[str, Any]:
 
 
 def submit(space: Space, directory: Path, body: dict[str, Any], files: dict[str, str], **env: str) -> str:
-    """With a package that no image has, in a wheelhouse."""
+    """Submits the job with code that needs a package of a wheelhouse, which no image has."""
     write_wheel(directory / "code" / "wheels")
     for name, text in {**files, "requirements.txt": "tiny-rates==1.2\n"}.items():
         (directory / "code" / name).parent.mkdir(parents=True, exist_ok=True)

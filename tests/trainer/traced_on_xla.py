@@ -23,7 +23,7 @@ RATES = [1.5, 1.2, 1.1, 1.0, 0.9, 0.1, 0.01, 0.001, 1e-8, 0.0, 0.2]
 
 
 def trained(name: str, device: torch.device) -> tuple[str, list[Tensor], int]:
-    """Whose the optimizer is, the weights at the end, and the number of late programs."""
+    """Returns whose the optimizer is, the weights at the end, and the number of late programs."""
     hp = Hyperparameters.of(parse_run_spec(run_spec(optimizer=name)))
     torch.manual_seed(3)
     task = tasks.small(hp)

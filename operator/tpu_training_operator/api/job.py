@@ -238,7 +238,8 @@ _CEL_IS_LAUNCHER = (
 
 
 def is_gpu_launcher(words: Sequence[str]) -> bool:
-    """Whether a command starts a launcher that joins processes by torch.distributed and knows nothing of chips."""
+    """Returns whether a command starts a launcher that joins processes by torch.distributed and knows nothing of
+    chips."""
     module = words[2] if len(words) > 2 and words[1] == "-m" else ""
     return words[0].rpartition("/")[2] in _LAUNCHERS or module in _LAUNCHER_MODULES
 

@@ -157,7 +157,7 @@ class Plot:
 
 
 def drawable(value: float | None) -> bool:
-    """Whether the value is finite, and small enough that differences are finite, too."""
+    """Returns whether the value is finite, and small enough that differences are finite, too."""
     return value is not None and abs(value) < 1e300
 
 

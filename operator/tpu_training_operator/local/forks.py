@@ -107,7 +107,7 @@ class Forks:
 
 
 def gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether it saves time to fork what `command` would start."""
+    """Returns whether it saves time to fork what `command` would start."""
     is_large = int(env[protocol.ENV_NUM_HOSTS]) >= _SMALLEST_GANG and env[protocol.ENV_HOST_INDEX] != "0"
     return is_large and list(command) == TRAINER_COMMAND and sys.platform == "linux"
 

@@ -213,8 +213,8 @@ async def _wait_until_finished(watch: "_JobWatch", kubelet: Kubelet) -> None:
 
 
 def is_over(status: Status) -> bool:
-    """Whether the job has ended. A job out of budget has ended once its workers have stopped: its budget cannot be
-    raised here."""
+    """Returns whether the job has ended. A job out of budget has ended once its workers have stopped: its budget cannot
+    be raised here."""
     suspended = find(status.conditions, ConditionType.SUSPENDED)
     if suspended is not None and suspended.is_true and suspended.reason == Reason.BUDGET_EXCEEDED:
         return is_true(status.conditions, ConditionType.READY)

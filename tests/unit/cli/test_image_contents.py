@@ -188,7 +188,7 @@ def test_the_table_has_the_versions_that_the_image_installs(image: str) -> None:
 
 @pytest.mark.parametrize("image", ["tpu-trainer", "tpu-examples"])
 def test_an_image_holds_what_its_packages_require(image: str) -> None:
-    """As the environment of the tests has it, which is made from the same constraints."""
+    """The environment of the tests is made from the same constraints."""
     found, waiting = set[tuple[str, str]](), deque(Requirement(text) for text in SCRIPT["wanted"]()[image][0])
     while waiting:
         wanted = waiting.popleft()

@@ -30,8 +30,8 @@ class Pattern:
     is_literal: bool
 
     def applies(self, path: str, *, is_directory: bool) -> bool:
-        """Whether the pattern matches `path` itself, which is relative to its file's directory. A match of a directory
-        above it does not count."""
+        """Returns whether the pattern matches `path` itself, which is relative to its file's directory. A match of a
+        directory above it does not count."""
         # pathspec marks the end of the matched file or directory with a group, except in lines such as `src/**`.
         if not self.expression.groups:
             return self.expression.search(path) is not None
@@ -56,8 +56,8 @@ def parse_ignore_file(directory: str, text: str, *, is_ours: bool = False) -> Ig
 
 
 def is_ignored(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) -> bool:
-    """Whether the last pattern that matches the path leaves it out. `files`: the ignore files of all directories above
-    it, the topmost first. The caller must not look into directories that are left out."""
+    """Returns whether the last pattern that matches the path leaves it out. `files`: the ignore files of all
+    directories above it, the topmost first. The caller must not look into directories that are left out."""
     for file in reversed(files):
         below = path.removeprefix(file.directory)
         for pattern in reversed(file.patterns):
@@ -67,7 +67,7 @@ def is_ignored(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) ->
 
 
 def is_asked_for(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) -> bool:
-    """Whether a .tpujobignore names the path in a line such as `!.env`."""
+    """Returns whether a .tpujobignore names the path in a line such as `!.env`."""
     ours = ((path.removeprefix(file.directory), pattern) for file in files if file.is_ours for pattern in file.patterns)
     return any(
         pattern.keeps and pattern.is_literal and pattern.applies(below, is_directory=is_directory)

@@ -61,7 +61,8 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 
 def _trains(call: ast.Call, functions: _Functions, seen: set[str], methods: Set[str] = _METHODS) -> bool:
-    """Whether the call is of a training, perhaps in a function of the module that it calls. `seen`: those known."""
+    """Returns whether the call is of a training, perhaps in a function of the module that it calls. `seen`: those
+    known."""
     match call.func:
         case ast.Attribute(attr=name):
             return name in methods

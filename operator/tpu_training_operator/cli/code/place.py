@@ -64,8 +64,8 @@ def put(archive: bytes, uri: str) -> None:
 
 
 def holds_checkpoints(job: TPUTrainingJob, code: Code | None) -> bool:
-    """Whether the job's folder has checkpoints already; False where that cannot be seen from here. A bucket is asked
-    only if `code` has just been written to one: looking for credentials may take seconds."""
+    """Returns whether the job's folder has checkpoints already; False where that cannot be seen from here. A bucket is
+    asked only if `code` has just been written to one: looking for credentials may take seconds."""
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return False

@@ -140,8 +140,8 @@ def lost_history(file: "JobFile", outcome: "RunOutcome") -> bytes:
 
 
 def _is_written_since(document: bytes, begun: datetime) -> bool:
-    """Whether the document was written since then: the place may still hold an earlier run's. An unreadable one counts:
-    the page's writer reports it."""
+    """Returns whether the document was written since then: the place may still hold an earlier run's. An unreadable one
+    counts: the page's writer reports it."""
     try:
         return parse_history(document).written >= begun
     except UnreadableHistory:

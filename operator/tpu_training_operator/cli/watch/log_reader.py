@@ -195,7 +195,7 @@ class LogReader:
         return None
 
     def _is_left_behind(self, attempt: int) -> bool:
-        """Whether no worker of this attempt can start any longer."""
+        """Returns whether no worker of this attempt can start any longer."""
         return self._now is None or self._now.has_finished or self._now.status.attempt > attempt
 
     async def _log(self, worker: WorkerId, *, follow: bool) -> None:

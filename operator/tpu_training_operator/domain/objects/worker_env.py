@@ -122,8 +122,8 @@ def literal_variables(env: Mapping[str, str]) -> list[EnvVar]:
 
 
 def _is_torchrun(job: TPUTrainingJob) -> bool:
-    """Whether the hosts of the user's own loop meet through torch.distributed. With torch_xla, libtpu joins them, and
-    torch_xla would take RANK as a sign of torchrun."""
+    """Returns whether the hosts of the user's own loop meet through torch.distributed. With torch_xla, libtpu joins
+    them, and torch_xla would take RANK as a sign of torchrun."""
     return job.spec.trainer.command is not None and job.spec.trainer.backend is BackendName.TORCH
 
 

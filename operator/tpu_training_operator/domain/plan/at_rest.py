@@ -13,8 +13,8 @@ _LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
 
 
 def may_need_a_pass(job: Object, now: datetime) -> bool:
-    """Whether the resync should enqueue the job. A finished job has already asked for the pass that deletes it; once
-    that pass is overdue, the request may be lost."""
+    """Returns whether the resync should enqueue the job. A finished job has already asked for the pass that deletes it;
+    once that pass is overdue, the request may be lost."""
     status = Status.read(job.get("status"))
     if status.completion_time is None or owes_an_end(job):
         return not is_at_rest(job)
@@ -23,9 +23,9 @@ def may_need_a_pass(job: Object, now: datetime) -> bool:
 
 
 def is_at_rest(job: Object) -> bool:
-    """Whether the job is suspended and its status is complete for the present spec. Then only a change of the job, or a
-    pod that should not exist, gives a pass something to do. A job in a queue is never at rest: it may still have to
-    give back its quota."""
+    """Returns whether the job is suspended and its status is complete for the present spec. Then only a change of the
+    job, or a pod that should not exist, gives a pass something to do. A job in a queue is never at rest: it may still
+    have to give back its quota."""
     metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
     if status.get("state") != State.SUSPENDED or (spec.get("runPolicy") or {}).get("suspend") is not True:
         return False

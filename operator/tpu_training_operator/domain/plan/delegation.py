@@ -130,7 +130,7 @@ def _next_step(look: JobState, queue: Queue, workload: Workload) -> Batches:
 
 
 def _copy_has_stopped(look: JobState, workload: Workload) -> bool:
-    """Whether the copy says that no worker runs, or has had enough time to stop them."""
+    """Returns whether the copy says that no worker runs, or has had enough time to stop them."""
     ready = find(look.status.conditions, ConditionType.READY)
     if not look.attempt or (look.is_held and (ready is None or ready.reason != Reason.EVICTED)):
         return True

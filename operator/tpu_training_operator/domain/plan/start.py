@@ -42,7 +42,8 @@ def later_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
 
 
 def may_be_newer_than_read(unknown: Sequence[WorkerPod], now: datetime) -> bool:
-    """Whether the attempts of these workers may have begun since the job was read. If not, its status is wrong."""
+    """Returns whether the attempts of these workers may have begun since the job was read. If not, its status is
+    wrong."""
     return now < min(pod.created for pod in unknown) + _OLDEST_READ
 
 

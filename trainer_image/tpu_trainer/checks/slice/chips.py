@@ -139,8 +139,8 @@ def find_slow_hosts(speeds: Mapping[int, Speed], effort: Effort) -> tuple[dict[i
 
 
 def _find_slow(speeds: Mapping[int, Speed], columns: Sequence[int], effort: Effort) -> dict[int, float]:
-    """A host is slow that needs more than `slow_factor` times as long as the median of the other hosts. The median, so
-    that several slow hosts do not excuse each other; of two hosts, the other one is the median."""
+    """Finds hosts that are slow: each needs more than `slow_factor` times as long as the median of the other hosts. The
+    median, so that several slow hosts do not excuse each other; of two hosts, the other one is the median."""
     slow: dict[int, float] = {}
     for index, own in speeds.items():
         if others := [speed.needed for other, speed in speeds.items() if other != index]:

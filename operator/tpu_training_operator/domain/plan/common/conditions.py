@@ -41,7 +41,7 @@ class ReadyState:
 
 
 def is_held(status: Status) -> bool:
-    """Whether the job waits in a queue, so that its workers are stopped, if it has any."""
+    """Returns whether the job waits in a queue, so that its workers are stopped, if it has any."""
     admitted = find(status.conditions, ConditionType.ADMITTED)
     return admitted is not None and not admitted.is_true
 
@@ -60,14 +60,14 @@ class JobState:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the job has ended. An edit of the status may leave only one of the signs, and a finished job must not
-        train again."""
+        """Returns whether the job has ended. An edit of the status may leave only one of the signs, and a finished job
+        must not train again."""
         ends = (ConditionType.SUCCEEDED, ConditionType.FAILED)
         return self.status.completion_time is not None or any(is_true(self.status.conditions, end) for end in ends)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the job or its namespace is being deleted."""
+        """Returns whether the job or its namespace is being deleted."""
         return "deletionTimestamp" in self.observed.job["metadata"] or self.observed.is_namespace_going
 
     @property

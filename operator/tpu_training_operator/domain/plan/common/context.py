@@ -77,7 +77,7 @@ class Context(JobState):
 
     @property
     def is_checking(self) -> bool:
-        """Whether the entry check has begun and is not over."""
+        """Returns whether the entry check has begun and is not over."""
         checked = find(self.status.conditions, ConditionType.ENTRY_CHECK_PASSED)
         return checked is not None and checked.status == "Unknown"
 
@@ -91,8 +91,8 @@ class Context(JobState):
         return [] if pod.has_ended and is_over and not self._is_out_of_quota else [pod]
 
     def _is_kept(self, pod: WorkerPod) -> bool:
-        """Whether the pod is the worker that failed last, which is kept for its log. A pod that has ended holds no
-        chips, but a quota may count it, so it is deleted if a quota refuses a worker."""
+        """Returns whether the pod is the worker that failed last, which is kept for its log. A pod that has ended holds
+        no chips, but a quota may count it, so it is deleted if a quota refuses a worker."""
         failure = self.status.last_failure
         if failure is None or pod.name != failure.pod or pod.is_terminating or self._is_out_of_quota:
             return False
@@ -100,7 +100,7 @@ class Context(JobState):
 
     @property
     def awaits_last_failure(self) -> bool:
-        """Whether the worker that is kept for its log still holds its chips."""
+        """Returns whether the worker that is kept for its log still holds its chips."""
         earlier = self.observed.before_attempt(self.attempt)
         return any(self._is_kept(pod) and not pod.has_ended for pod in earlier)
 
@@ -117,7 +117,7 @@ class Context(JobState):
 
     @property
     def may_have_workers(self) -> bool:
-        """Whether the attempt should have workers: it has begun, and nothing has stopped it since."""
+        """Returns whether the attempt should have workers: it has begun, and nothing has stopped it since."""
         return self.attempt > 0 and not self.is_suspended and not self.is_held
 
     @property
@@ -160,25 +160,26 @@ class Context(JobState):
 
     @property
     def has_trained(self) -> bool:
-        """Whether the job has reached its first step, on any slice."""
+        """Returns whether the job has reached its first step, on any slice."""
         goodput = self.status.goodput
         return goodput is not None and goodput.productive + goodput.wasted > 0
 
     @property
     def is_refused(self) -> bool:
-        """Whether the cluster refused what the last pass wanted to create."""
+        """Returns whether the cluster refused what the last pass wanted to create."""
         ready = find(self.status.conditions, ConditionType.READY)
         waits = ready is not None and ready.reason == Reason.WAITING_FOR_DELETED_JOB
         return waits or is_true(self.status.conditions, ConditionType.STALLED)
 
     @property
     def reports(self) -> bool:
-        """Whether the gang will report its progress: it runs the operator's trainer, and the operator listens."""
+        """Returns whether the gang will report its progress: it runs the operator's trainer, and the operator
+        listens."""
         return self.reporting is not None and self.job.spec.trainer.entrypoint is not None
 
     @property
     def has_reported(self) -> bool:
-        """Whether a worker of the current attempt has reported."""
+        """Returns whether a worker of the current attempt has reported."""
         return self.status.progress is not None and self.status.progress.phase is not None
 
     def goodput_of_stopped(self) -> Goodput | None:

@@ -58,9 +58,9 @@ def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
 
 
 def is_on_lost_node(pod: WorkerPod) -> bool:
-    """Whether the control plane has given up on the node, or the node is gone. An eviction by a NoExecute taint alone
-    does not prove it: a live node may have such a taint, and its workers save before they stop. But the control plane
-    marks the pods of a silent node as not ready before it evicts them."""
+    """Returns whether the control plane has given up on the node, or the node is gone. An eviction by a NoExecute taint
+    alone does not prove it: a live node may have such a taint, and its workers save before they stop. But the control
+    plane marks the pods of a silent node as not ready before it evicts them."""
     disruption = pod.condition("DisruptionTarget")
     if disruption.get("status") != "True":
         return False
@@ -69,7 +69,7 @@ def is_on_lost_node(pod: WorkerPod) -> bool:
 
 
 def is_stuck(pod: WorkerPod, now: datetime) -> bool:
-    """Whether only a finalizer keeps the pod, and for longer than a deletion normally takes."""
+    """Returns whether only a finalizer keeps the pod, and for longer than a deletion normally takes."""
     return pod.is_released and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
 
 

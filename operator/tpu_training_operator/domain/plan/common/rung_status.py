@@ -37,7 +37,7 @@ def with_verdict(status: Status, last: RungStatus) -> Status:
 
 
 def is_on_lower_rung(status: Status) -> bool:
-    """Whether the attempt is on a rung below the job, from the status alone: the spec may be invalid."""
+    """Returns whether the attempt is on a rung below the job, from the status alone: the spec may be invalid."""
     return status.ladder is not None and status.ladder.rung != status.ladder.of
 
 

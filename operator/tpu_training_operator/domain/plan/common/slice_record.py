@@ -97,8 +97,8 @@ def _drop_moves(moves: Sequence[Move]) -> list[Move]:
 
 
 def is_wrong(status: Status, option: SliceOption) -> bool:
-    """Whether the placement must be corrected. A job that began before placements existed gets its first one with the
-    next write."""
+    """Returns whether the placement must be corrected. A job that began before placements existed gets its first one
+    with the next write."""
     if status.placement is None:
         return status.attempt > 0 and option.number > 0
     return (status.placement.option_index, status.placement.slice) != (option.number, str(option))

@@ -152,7 +152,8 @@ def describe_stay(ctx: Context) -> str:
 
 
 def _is_starting(ctx: Context) -> bool:
-    """Whether the gang still compiles: it has trained nothing here, and would have to compile again elsewhere."""
+    """Returns whether the gang still compiles: it has trained nothing here, and would have to compile again
+    elsewhere."""
     progress = ctx.status.progress
     return ctx.reports and (progress is None or progress.phase in (None, ReportPhase.STARTING))
 
@@ -179,7 +180,7 @@ def _find_coming_up(ctx: Context) -> set[int]:
 
 
 def _awaits_next_gang(pod: WorkerPod, ctx: Context) -> bool:
-    """Whether the placeholder's node waits for a worker of this attempt that does not exist yet."""
+    """Returns whether the placeholder's node waits for a worker of this attempt that does not exist yet."""
     is_stopped = ctx.is_suspended or ctx.is_held or ctx.job.spec.run_policy.suspend or ctx.is_refused
     is_for_gang = pod.option_number == (0 if ctx.option.is_own else ctx.option.number)
     return is_for_gang and bool(ctx.missing) and not is_stopped

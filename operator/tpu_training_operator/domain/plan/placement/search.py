@@ -236,7 +236,7 @@ def _certain_refusal(ctx: Context) -> str | None:
 
 
 def _is_too_small(message: str, hosts: int) -> bool:
-    """Whether the quota could not hold the gang even if nothing else used it."""
+    """Returns whether the quota could not hold the gang even if nothing else used it."""
     match = _QUOTA.search(message)
     if match is None:
         return False

@@ -109,8 +109,8 @@ def _check_fit(ctx: Context, queue: Queue) -> Queue:
 
 
 def _is_outdated(ctx: Context, queue: Queue) -> bool:
-    """Whether the workers have changed since the operator created the Workload, as they may during a suspension. The
-    pod sets of a Workload cannot follow."""
+    """Returns whether the workers have changed since the operator created the Workload, as they may during a
+    suspension. The pod sets of a Workload cannot follow."""
     if not ctx.is_suspended or queue.workload is None or queue.workload.is_going or queue.is_prebuilt:
         return False
     return is_for_other_workers(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
@@ -389,14 +389,15 @@ def _find_target(ctx: Context) -> SliceOption | None:
 
 
 def _is_coming(ctx: Context, option: SliceOption) -> bool:
-    """Whether Kueue has reserved quota for the slice. An admission check that brings its nodes takes a while."""
+    """Returns whether Kueue has reserved quota for the slice. An admission check that brings its nodes takes a
+    while."""
     queue = ctx.queue_on(option)
     workload = queue.workload if queue else None
     return workload is not None and workload.holds_quota and workload.is_active and not _is_late(ctx, workload)
 
 
 def _is_late(ctx: Context, workload: Workload) -> bool:
-    """Whether the Workload has held quota for as long as a gang may take to start, without being admitted."""
+    """Returns whether the Workload has held quota for as long as a gang may take to start, without being admitted."""
     if workload.is_admitted or workload.reserved_since is None:
         return False
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
@@ -404,7 +405,7 @@ def _is_late(ctx: Context, workload: Workload) -> bool:
 
 
 def _may_ask_again(ctx: Context, workload: Workload) -> bool:
-    """Whether Kueue gave the Workload up at least a turn ago, so that the job may ask for the slice again."""
+    """Returns whether Kueue gave the Workload up at least a turn ago, so that the job may ask for the slice again."""
     evicted_at = workload.condition("Evicted").get("lastTransitionTime")
     return workload.is_given_up and ctx.now >= parse_time(str(evicted_at)) + turn_length(ctx)
 

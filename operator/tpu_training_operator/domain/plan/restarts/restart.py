@@ -80,7 +80,7 @@ def release(ctx: Context, waiting: int) -> Plan:
 
 
 def _is_confirming(ctx: Context, failure: Failure) -> bool:
-    """Whether this is the storage's first refusal of two. Rights granted a moment ago take a while to reach the
+    """Returns whether this is the storage's first refusal of two. Rights granted a moment ago take a while to reach the
     storage, so one more attempt finds out whether they are really missing."""
     last = ctx.status.last_failure
     if failure.reason != FailureReason.STORAGE_DENIED:

@@ -116,7 +116,7 @@ def _says_why(pod: WorkerPod) -> bool:
 
 
 def _is_due(notes: Notes, ctx: Context, between: timedelta) -> bool:
-    """Whether it is time to look at events. In the first seconds every gang waits."""
+    """Returns whether it is time to look at events. In the first seconds every gang waits."""
     youngest = max(pod.created for pod in ctx.pods)
     return ctx.now >= youngest + _NEW_REASON and (notes.events is None or ctx.now >= notes.events.asked + between)
 
@@ -211,5 +211,6 @@ def find_partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Se
 
 
 def is_partly_refused(pods: Sequence[WorkerPod], policy: RunPolicy, now: datetime) -> bool:
-    """Whether the cluster has refused the missing workers for so long that the others hold their nodes for nothing."""
+    """Returns whether the cluster has refused the missing workers for so long that the others hold their nodes for
+    nothing."""
     return bool(pods) and now >= max(pod.created for pod in pods) + timedelta(seconds=policy.start_deadline_seconds)
