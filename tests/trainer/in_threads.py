@@ -63,7 +63,9 @@ class ThreadBackend:
         with torch.no_grad():
             self.broadcast([*model.parameters(), *model.buffers()], source)
 
-    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
+    def feed(
+        self, batches: Iterator[tuple[Any, Any]], busy: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_in_turn(batches, self.to_device)
 
     def marks(self, tensors: Sequence[Tensor]) -> list[object]:

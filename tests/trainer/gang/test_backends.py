@@ -213,3 +213,7 @@ def test_gradients_pass_through_a_frozen_norm_on_xla_as_on_a_cpu(launcher: Launc
 
 def test_xlas_barrier_waits_until_the_device_has_done_its_work(launcher: Launcher) -> None:
     assert "unfinished: 0 of 3\n" in launcher.run_on_xla("tests.trainer.barrier_on_xla")
+
+
+def test_the_wait_for_a_late_batch_begins_when_xlas_device_has_done_its_work(launcher: Launcher) -> None:
+    assert "finished: 3 of 3\n" in launcher.run_on_xla("tests.trainer.feed_on_xla")

@@ -106,7 +106,7 @@ def test_held_out_batches_are_moved_ahead_as_training_batches_are() -> None:
         fed = 0
 
         @contextmanager
-        def feed(self, batches: Any) -> Iterator[Any]:
+        def feed(self, batches: Any, busy: Any = None) -> Iterator[Any]:
             with feed_ahead(batches, self.to_device) as ahead:
                 yield map(self.counted, ahead)
 

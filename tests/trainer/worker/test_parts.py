@@ -66,6 +66,33 @@ def test_a_feed_that_is_left_early_leaves_no_thread_behind() -> None:
     assert threading.active_count() == before
 
 
+def test_a_feed_says_that_the_next_batch_is_late_before_it_waits_for_it() -> None:
+    late = threading.Event()
+
+    def waiting() -> Iterator[tuple[int, str]]:
+        assert late.wait(60), "the feed has said nothing"
+        yield from numbered([7])
+
+    with feed_ahead(waiting(), lambda batch: batch, late.set) as batches:
+        assert next(batches) == (7, "the 7th")
+
+
+def test_a_feed_says_nothing_of_a_batch_that_is_ready() -> None:
+    said: list[str] = []
+    second = threading.Event()
+
+    def place(batch: int) -> int:
+        # The first is ready when the second is placed.
+        if batch == 1:
+            second.set()
+        return batch
+
+    with feed_ahead(numbered(itertools.count()), place, lambda: said.append("late")) as batches:
+        assert second.wait(60)
+        next(batches)
+    assert said == []
+
+
 Pair = namedtuple("Pair", "x y")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +114,8 @@ class Instruments:
         self._steps = 0
 
     def sampling(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[tuple[Batch, Position]]:
-        """Yields the batches, and charges the wait for them to Phase.INPUT, and all other time to Phase.HOST."""
+        """Yields the batches, and charges the wait for them to Phase.INPUT, and all other time to Phase.HOST. While the
+        device is busy the wait is the device's (`Backend.feed`): faster input would not end it."""
         self.clock.enter(Phase.HOST)
 
         def timed() -> Iterator[tuple[Batch, Position]]:
@@ -124,6 +125,10 @@ class Instruments:
                 yield sample
 
         return timed()
+
+    def device_time(self) -> AbstractContextManager[None]:
+        """Returns a context that charges its block to Phase.DEVICE."""
+        return self.clock.during(Phase.DEVICE)
 
     def warn(self, check: str, text: str) -> None:
         self.outputs.add_finding(Finding(check, self.first, text))

@@ -168,7 +168,7 @@ class _Training:
         reading = open_batches(work.task, data, passes, backend, host, tell)
         if self.context.spec.checkpoint is not None:
             instruments.merge_positions = partial(data.merge, backend=backend)
-        with backend.feed(reading) as batches, use_book(instruments.logbook):
+        with backend.feed(reading, instruments.device_time) as batches, use_book(instruments.logbook):
             loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
             trained = loop.run(batches)
         if trained.stopped:

@@ -18,7 +18,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -151,7 +151,9 @@ class UncompiledChip(XlaChip):
         """Returns numbers that let a run continue: of a step's signals, loss and weight are 1, and all others are 0."""
         return [_numbers(tensor, self._fed) if tensor.device.type == "xla" else tensor for tensor in tensors]
 
-    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
+    def feed(
+        self, batches: Iterator[tuple[Any, Any]], busy: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         self._fed = True
         self.record(True)
         return feed_in_turn(batches, self._place)

@@ -85,9 +85,12 @@ class Backend(Protocol):
         """Returns a mark of each tensor, equal as long as nothing has been written to it; where that is not known,
         equal to nothing else. No tensor may be a pending result of the program sent last."""
 
-    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
+    def feed(
+        self, batches: Iterator[tuple[Any, Any]], busy: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         """Yields the batches on the device, prepared ahead where that helps, while the context lasts; each with its
-        companion."""
+        companion. Where a batch is late and the device still works on what it was sent, waits for the device first, in
+        a context of `busy`: until then nothing is lost."""
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         """Sums real tensors over all processes; may overwrite its arguments.

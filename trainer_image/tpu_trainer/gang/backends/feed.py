@@ -20,9 +20,12 @@ _LEAVE_SECONDS = 10.0
 
 
 @contextmanager
-def feed_ahead(batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]) -> Iterator[Iterator[tuple[Any, Any]]]:
+def feed_ahead(
+    batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any], run_dry: Callable[[], object] = lambda: None
+) -> Iterator[Iterator[tuple[Any, Any]]]:
     """Yields the batches in order, moved by `place`, each with its companion, which stays on the host; an error of
-    `batches` is raised where its batch was due.
+    `batches` is raised where its batch was due. Calls `run_dry` where the next one is not ready, before the wait for
+    it.
 
     Leaving the context ends the thread and waits for it, because a thread that uses the device while the interpreter
     exits crashes. The wait is bounded, because a dataset may hang on its storage.
@@ -49,6 +52,8 @@ def feed_ahead(batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]) 
 
     def take() -> Iterator[Any]:
         while True:
+            if ready.empty():
+                run_dry()
             batch, error = ready.get()
             if isinstance(error, StopIteration):
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -80,7 +80,9 @@ class TorchDistributed:
         # Batch norm writes to its statistics without increasing torch's count of writes.
         return [object() for _ in tensors]
 
-    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
+    def feed(
+        self, batches: Iterator[tuple[Any, Any]], busy: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_in_turn(batches, self.to_device)
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:

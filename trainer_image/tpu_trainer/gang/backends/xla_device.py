@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Barrier
 from typing import Any, ClassVar
@@ -69,8 +69,17 @@ class XlaDevice:
         handles = iter(torch_xla._XLAC._get_tensors_handle(computed))
         return [object() if is_pending else next(handles) for is_pending in pending]
 
-    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
-        return feed_ahead(batches, self.to_device)
+    def feed(
+        self, batches: Iterator[tuple[Any, Any]], busy: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
+        if busy is None:
+            return feed_ahead(batches, self.to_device)
+
+        def finish() -> None:
+            with busy():
+                xm.wait_device_ops(xm.xla_real_devices([self.device]))
+
+        return feed_ahead(batches, self.to_device, finish)
 
     def flag(self, up: bool) -> Tensor:
         return self.send(torch.tensor([float(up)]))
