@@ -1,7 +1,7 @@
 """How fast this trainer's loop is compared with others, and what its parts cost (docs/performance.md).
 
     python -m bench.trainer [--quick] [--rounds 9] [--steps 800]
-        [--parts mlp transformer deep features doctor] [--docs docs/performance.md]
+        [--parts mlp transformer deep images features doctor] [--docs docs/performance.md]
 
 Every run is a separate process on XLA's CPU device; runs alternate. Prints tables, then all numbers as JSON.
 """
@@ -22,12 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from bench.trainer.compare import interleaved
-from bench.trainer.names import LOOPS
+from bench.trainer.images import written
+from bench.trainer.names import BY_HAND, FEEDS, LOOPS
 from bench.trainer.reports import NotComparable, Pace
-from bench.trainer.runs import DOCTOR_HOSTS, FEATURES, Length, cost_of_doctor, pace_of_feature, pace_of_loop
-from bench.trainer.tables import doctor_table, features_table, filled_in, loops_table, machine_line
+from bench.trainer.runs import (
+    DOCTOR_HOSTS,
+    FEATURES,
+    Length,
+    cost_of_doctor,
+    pace_of_feature,
+    pace_of_feed,
+    pace_of_loop,
+)
+from bench.trainer.tables import doctor_table, features_table, filled_in, images_table, loops_table, machine_line
 
-PACKAGES = ("torch", "torch_xla", "pytorch-lightning", "accelerate")
+PACKAGES = ("torch", "torch_xla", "pytorch-lightning", "accelerate", "pillow")
 SMALL = "mlp"
 """Fixed costs of a step show most with the smaller model, so features and doctor are measured with it."""
 
@@ -46,6 +55,14 @@ class Part:
 def of_loops(model: str, length: Length, rounds: int) -> dict[str, Any]:
     paces = interleaved(list(LOOPS), rounds, lambda loop: told(model, loop, pace_of_loop(loop, model, length)))
     return {"model": model, **by_kind(paces)}
+
+
+def of_images(length: Length, rounds: int) -> dict[str, Any]:
+    model = "images"
+    with written():
+        loops = interleaved(BY_HAND, rounds, lambda loop: told(model, loop, pace_of_loop(loop, model, length)))
+        feeds = interleaved(list(FEEDS), rounds, lambda feed: told(model, feed, pace_of_feed(feed, model, length)))
+    return {"model": model, "loops": by_kind(loops), "feeds": by_kind(feeds)}
 
 
 def of_features(length: Length, rounds: int) -> dict[str, Any]:
@@ -77,6 +94,8 @@ PARTS = {
     "mlp": Part(Length(50, 400), 5, Length(20, 80), partial(of_loops, "mlp"), loops_table),
     "transformer": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "transformer"), loops_table),
     "deep": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "deep"), loops_table),
+    # The warm-up takes what has been read ahead while the first step was compiled: 28 batches by torch_xla's loader.
+    "images": Part(Length(50, 200), 3, Length(40, 20), of_images, images_table),
     "features": Part(Length(50, 400), 3, Length(20, 80), of_features, features_table),
     "doctor": Part(Length(50, 400), 3, Length(20, 180), of_doctor, doctor_table),
 }

@@ -15,6 +15,9 @@ LOOPS = {
     "accelerate": "accelerated:train",
     "lightning-lean": "lightning:lean",
     "lightning-default": "lightning:default",
+    "feed-plain": "feeds:plain",
+    "feed-hand": "feeds:by_hand",
+    "feed-ours": "feeds:ours",
 }
 
 

@@ -1,7 +1,7 @@
-"""The three models that every loop trains, as tasks: `mlp`, `transformer` and `deep` are this trainer's entrypoints.
+"""The models that the loops train, as tasks: `mlp`, `transformer`, `deep` and `images` are this trainer's entrypoints.
 
 The first is bound by the loop's overhead around the device's work (a few milliseconds per step), the second by that
-work, and the third, of 150 parameters, by the tracing of its operations.
+work, the third, of 150 parameters, by the tracing of its operations, and the last by its input.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from bench.trainer.images import Photographs
 from tpu_trainer import Hyperparameters, Task
 
 SEED = 3
@@ -26,6 +28,8 @@ POOL = 8192
 LENGTH = 1_000_000
 FEATURES, CLASSES = 784, 10
 VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS = 256, 64, 128, 4, 4
+WORKERS = 2
+"""Processes that read images, in every loop."""
 DEEP = 12
 """Layers; each has 12 parameters, and the rest of the model 6."""
 
@@ -105,6 +109,15 @@ def transformer(hp: Hyperparameters | None = None, layers: int = LAYERS) -> Task
     return Task(model=LanguageModel(layers), train=Repeated(TensorDataset(sequences)), loss=_next_token)
 
 
+def images(hp: Hyperparameters | None = None) -> Task:
+    """Makes a convolutional network on JPEG files, which cost more than it does."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise((3, 16, 32, 64)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+    return Task(model=model, train=Photographs(), loss=_classification, workers=WORKERS)
+
+
 def deep(hp: Hyperparameters | None = None) -> Task:
     """Makes the same with more layers and fewer examples in a step."""
     return transformer(layers=DEEP)
@@ -114,12 +127,13 @@ MODELS = {
     "mlp": Model(128, mlp, math.log(CLASSES)),
     "transformer": Model(16, transformer, math.log(VOCABULARY)),
     "deep": Model(2, deep, math.log(VOCABULARY)),
+    "images": Model(32, images, math.log(CLASSES)),
 }
 
 
 def loader(task: Task, batch: int) -> DataLoader[Any]:
     """Makes the batches for the other loops: as many examples as this trainer's, read and collated the same way."""
-    return DataLoader(task.train, batch_size=batch, shuffle=True, drop_last=True)
+    return DataLoader(task.train, batch_size=batch, shuffle=True, drop_last=True, num_workers=task.workers)
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:

@@ -12,6 +12,16 @@ LOOPS = {
     "lightning-default": "Lightning, as it comes",
 }
 
+BY_HAND = [OURS, "hand", "hand-naive"]
+"""Loops that read images the same way, with the same workers."""
+
+OUR_FEED = "feed-ours"
+FEEDS = {
+    OUR_FEED: "this trainer's feed",
+    "feed-hand": "torch_xla's MpDeviceLoader",
+    "feed-plain": "torch's DataLoader, without a device",
+}
+
 PLAIN = "plain"
 CHECKPOINT_EVERY = 50
 CHECKS = {

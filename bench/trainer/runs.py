@@ -81,6 +81,12 @@ def pace_of_feature(name: str, model: str, length: Length) -> Pace:
     return _pace(lines, model, length)
 
 
+def pace_of_feed(feed: str, model: str, length: Length) -> Pace:
+    """Returns the pace of batches that nobody trains on."""
+    lines = watch("bench.trainer.contender", [feed, model, str(length.steps)], {})
+    return pace([report for line in lines if (report := parse(line))], length.warm_up)
+
+
 def cost_of_doctor(model: str, length: Length) -> dict[str, Any]:
     """Returns the time that the doctor of host 0 reports in a gang of DOCTOR_HOSTS, including waiting for the
     others."""

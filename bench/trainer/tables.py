@@ -6,23 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.trainer.compare import Spread, ratios
-from bench.trainer.names import CHECKS, FEATURES, LOOPS, OURS, PLAIN, WITHOUT
+from bench.trainer.names import CHECKS, FEATURES, FEEDS, LOOPS, OUR_FEED, OURS, PLAIN, WITHOUT
 
 
-def loops_table(part: Mapping[str, Any]) -> str:
-    """Steps per second of every loop, how many times as fast this trainer was, and the same of the host's time in a
-    step, with the spread of the rounds."""
+def loops_table(part: Mapping[str, Any], names: Mapping[str, str] = LOOPS, own: str = OURS) -> str:
+    """Shows steps per second of every loop, how many times as fast this trainer was, and the same of the host's time in
+    a step, with the spread of the rounds. `names`: of what is compared; `own`: this trainer's."""
     rates, times = part["stepsPerSecond"], part["hostMilliseconds"]
     rows = [["loop", "steps/s", "this trainer is", "min..max", "host's ms per step", "this trainer's part", "min..max"]]
     for name, values in rates.items():
-        rate, ratio = Spread.of(values), ratios(rates, OURS, name)
-        time, share = Spread.of(times[name]), ratios(times, OURS, name)
+        rate, ratio = Spread.of(values), ratios(rates, own, name)
+        time, share = Spread.of(times[name]), ratios(times, own, name)
         faster, less = ["", ""], ["", ""]
-        if name != OURS:
+        if name != own:
             faster = [f"{ratio.median:.2f}x", _range(ratio, "{:.2f}")]
             less = [f"{share.median:.2f}", _range(share, "{:.2f}")]
-        rows.append([LOOPS[name], f"{rate.median:.1f}", *faster, f"{time.median:.1f}", *less])
-    return _captioned(part, rates[OURS], rows)
+        rows.append([names[name], f"{rate.median:.1f}", *faster, f"{time.median:.1f}", *less])
+    return _captioned(part, rates[own], rows)
+
+
+def images_table(part: Mapping[str, Any]) -> str:
+    """Shows the loops that train on images, and the batches that nobody trains on, each as a step."""
+    loops, feeds = ({**part, **part[name]} for name in ("loops", "feeds"))
+    return f"{loops_table(loops)}\n\nThe same batches, and nobody trains:\n\n{loops_table(feeds, FEEDS, OUR_FEED)}"
 
 
 def features_table(part: Mapping[str, Any]) -> str:
