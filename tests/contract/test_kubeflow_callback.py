@@ -5,8 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from transformers import TrainerControl, TrainerState
-from transformers.integrations.integration_utils import KubeflowCallback
 
 from tests.cluster.ports import free_port
 from tests.unit.progress_desk import TRAINER_STATUS, Desk
@@ -19,6 +17,10 @@ from tpu_training_operator.runtime.progress.server import serve
 async def test_hugging_faces_callback_reports_from_the_first_step_to_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Here, because every run that collects this file would wait seconds for the import.
+    from transformers import TrainerControl, TrainerState
+    from transformers.integrations.integration_utils import KubeflowCallback
+
     now, port, desk = datetime.now(UTC), free_port(), Desk()
     authority = new_authority("progress", now)
     (tmp_path / "ca.crt").write_bytes(authority.pem.certificate)

@@ -201,11 +201,11 @@ class Gang(Surroundings):
         operator = self.operators[which]
         listening = operator.inbox.listening_since
         knows_the_end = is_finished(before) and (how.get("has_heard_all", True) or operator.has_heard_of_every_write())
-        planned = decided(cluster, operator.view(), operator.clock())
-        must_turn = was_there and planned.freshness is not Freshness.CACHED
+        seen, now = operator.view(), operator.clock()
         done = operator.work(**how)
 
         if not is_finished(before) and has_turned(before, cluster.status):
+            must_turn = was_there and decided(cluster, seen, now).freshness is not Freshness.CACHED
             assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         workers = (name for name in named(done, "create Pod/") if not is_placeholder(name, "digits"))
         created = {worker.attempt for name in workers if (worker := WorkerId.of_pod(name))}

@@ -1,6 +1,7 @@
 """A job that somebody else runs, and the copy of one that Kueue sends here."""
 
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ def given_a_copy() -> ModelCluster:
     return cluster
 
 
+@cache
 def a_status_elsewhere(*, evicted: bool = False, has_stopped: bool = False, has_ended: bool = False) -> Object:
     """Of a copy that runs, that an eviction stops or has stopped, or that has succeeded."""
     copy = given_a_copy()
@@ -113,14 +115,16 @@ def a_life_elsewhere(lives_for: int | None) -> tuple[Object, int]:
     cluster = given_a_job(MANAGED)
     kueue.put_in_queue(cluster)
     operator, left, effects = Operator(cluster), lives_for, 0
+    running, ended = a_status_elsewhere(), a_status_elsewhere(has_ended=True)
+    stopped = a_status_elsewhere(evicted=True, has_stopped=True)
     acts = [
         lambda: None,
-        *(lambda: multikueue.dispatch(cluster), lambda: multikueue.sync(cluster, RUNNING)),
-        *(lambda: kueue.evict(cluster), lambda: multikueue.sync(cluster, STOPPED)),
-        *(lambda: multikueue.dispatch(cluster), lambda: multikueue.sync(cluster, RUNNING)),
+        *(lambda: multikueue.dispatch(cluster), lambda: multikueue.sync(cluster, running)),
+        *(lambda: kueue.evict(cluster), lambda: multikueue.sync(cluster, stopped)),
+        *(lambda: multikueue.dispatch(cluster), lambda: multikueue.sync(cluster, running)),
         *(lambda: cluster.edit_run_policy(suspend=True), lambda: kueue.works(cluster)),
         *(lambda: cluster.edit_run_policy(suspend=False), lambda: kueue.works(cluster)),
-        *(lambda: multikueue.sync(cluster, RUNNING), lambda: multikueue.sync(cluster, ENDED)),
+        *(lambda: multikueue.sync(cluster, running), lambda: multikueue.sync(cluster, ended)),
     ]
     for act in acts:
         act()
@@ -251,8 +255,8 @@ def test_no_order_of_events_gives_a_job_of_others_a_pod(events: list[str]) -> No
     cluster = given_a_managed_job()
     acts = {
         "admit": lambda: multikueue.dispatch(cluster),
-        "sync": lambda: multikueue.sync(cluster, RUNNING),
-        "stop": lambda: multikueue.sync(cluster, STOPPING),
+        "sync": lambda: multikueue.sync(cluster, a_status_elsewhere()),
+        "stop": lambda: multikueue.sync(cluster, a_status_elsewhere(evicted=True)),
         "evict": lambda: kueue.evict(cluster),
         "suspend": lambda: cluster.edit_run_policy(suspend=True),
         "resume": lambda: cluster.edit_run_policy(suspend=False),
@@ -265,12 +269,6 @@ def test_no_order_of_events_gives_a_job_of_others_a_pod(events: list[str]) -> No
         one_pass(cluster)
         assert cluster.pods == {}
         assert {body["kind"] for body in cluster.others.values()} <= {"Workload"}
-
-
-RUNNING = a_status_elsewhere()
-STOPPING = a_status_elsewhere(evicted=True)
-STOPPED = a_status_elsewhere(evicted=True, has_stopped=True)
-ENDED = a_status_elsewhere(has_ended=True)
 
 
 # In the other cluster.
