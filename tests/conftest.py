@@ -29,8 +29,8 @@ _CHEAPEST_FIRST = {layer.name: index for index, layer in enumerate(LAYERS)}
 # ones are short, so that all workers end together.
 _LONGEST = ["e2e", "controlplane", "aot", "trainer", "chart", "cluster", "local", "planner"]
 _LONGEST_FIRST = {name: index for index, name in enumerate(_LONGEST)}
-# One test, which takes as long as half of its layer.
-_FIRST_OF_ITS_LAYER = "test_machine.py"
+# Each takes as long as a tenth of its layer or more, the first as half: at its end the other lanes would be idle.
+_FIRST_OF_THEIR_LAYER = ("test_machine.py", "test_crashes.py", "test_strangers.py")
 
 # A run starts hundreds of processes that import this project. They find it compiled, whatever the shell has asked for.
 sys.dont_write_bytecode = False
@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = _LONGEST_FIRST if hasattr(config, "workerinput") else _CHEAPEST_FIRST
     items[:] = sorted(
         (item for item in items if _layer(item.path) not in left_out),
-        key=lambda item: (order.get(_layer(item.path), len(order)), item.path.name != _FIRST_OF_ITS_LAYER),
+        key=lambda item: (order.get(_layer(item.path), len(order)), item.path.name not in _FIRST_OF_THEIR_LAYER),
     )
 
 

@@ -31,6 +31,9 @@ START_SECONDS = 60.0
 # nothing.
 STOP_GRACE_SECONDS = 1.0
 TOKEN_SECONDS = 24 * 3600
+# Percent by which a program's heap grows before Go looks for garbage. At Go's own 100, a tenth of all CPU time of a
+# control plane is spent on saving 400 MB.
+COLLECTS_GARBAGE_AT = "400"
 
 ESTABLISHED_SECONDS = 60.0
 
@@ -102,7 +105,7 @@ class ControlPlane:
         self._programs = binaries.ensure(*binaries.CONTROL_PLANE_PROGRAMS)
         self.directory = self._own_directory or directories.create_cluster_directory()
         # The machine's settings (ETCD_*, KUBECONFIG, ~/.kwok) must not reach the cluster.
-        environment = {"PATH": packages.PATH, "HOME": str(self.directory)}
+        environment = {"PATH": packages.PATH, "HOME": str(self.directory), "GOGC": COLLECTS_GARBAGE_AT}
         self.children = Children(self.directory, environment)
         try:
             self._write_credentials()
