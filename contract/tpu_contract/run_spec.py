@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -461,11 +462,17 @@ def run_spec_document(spec: RunSpec) -> dict[str, Any]:
 def _written(value: Any) -> Any:
     """Returns a value as JSON has it: numbers that are not whole are texts, as Kubernetes objects carry them."""
     if is_dataclass(value):
-        parts = ((_json_name(part), getattr(value, part.name), _default(part)) for part in fields(value))
-        return {name: _written(part) for name, part, default in parts if name and part is not None and part != default}
+        parts = ((name, getattr(value, part), default) for part, name, default in _parts(type(value)))
+        return {name: _written(part) for name, part, default in parts if part is not None and part != default}
     if isinstance(value, tuple):
         return [_written(part) for part in value]
     return repr(value) if isinstance(value, float) else dict(value) if isinstance(value, Mapping) else value
+
+
+@lru_cache(None)
+def _parts(kind: type[Any]) -> tuple[tuple[str, str, Any], ...]:
+    """Returns the dataclass's fields that are in the document: name, name there, and default."""
+    return tuple((part.name, name, _default(part)) for part in fields(kind) if (name := _json_name(part)))
 
 
 def _default(part: Field[Any]) -> Any:

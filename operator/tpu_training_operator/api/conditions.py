@@ -5,7 +5,6 @@ present only while they are true.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from tpu_training_operator.api.lenient import read_leniently
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.text import plain_json
 
 LONGEST_MESSAGE = 4096

@@ -10,10 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import EventReason, Reason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.domain.cluster_state.obstacles import (
     Obstacle,
     explain_change,

@@ -15,12 +15,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import kopf
 
 from tpu_training_operator.api.constants import GROUP, VERSION
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.kube import informer
 from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JOBS

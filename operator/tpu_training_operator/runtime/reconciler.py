@@ -7,12 +7,13 @@ its plan needs fresh reads, it reads again and decides again.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.multikueue import is_managed_elsewhere
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, parse_time

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 from tpu_training_operator.api import constants
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours, job_of
 from tpu_training_operator.domain.cluster_state.worker_reports import EMPTY_INBOX, Inbox, Notes, WorkerReport

@@ -8,13 +8,14 @@ ready, gives the quota back after an eviction, and reports the end of the job.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, Reason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.text import one_line, plain
 from tpu_training_operator.domain.cluster_state.multikueue import is_managed_elsewhere, manager_of
 from tpu_training_operator.domain.cluster_state.ownership import controller

@@ -5,11 +5,12 @@ failure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time

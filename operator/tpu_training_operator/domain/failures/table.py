@@ -5,7 +5,7 @@ docs/failures.md explains each reason and what to do about it; a test compares t
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
 from functools import lru_cache
@@ -14,6 +14,7 @@ from signal import Signals
 
 from tpu_contract.protocol import ExitCode
 from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod

@@ -5,10 +5,11 @@ A gate fails if the trainer did not report the number that it needs: no rung may
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tpu_contract.protocol import LOSS_FALLS
 from tpu_training_operator.api.ladder import FEWEST_STEPS, EvaluationBound, Gates
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import GateResult
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.rung_losses import Difference

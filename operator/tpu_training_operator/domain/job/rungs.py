@@ -10,12 +10,13 @@ for every attempt: nothing of a rung can be mistaken for the job's, and a repeat
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin, Gates
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.validation import InvalidJob, Problem

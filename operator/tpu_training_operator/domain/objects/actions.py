@@ -4,11 +4,12 @@ The log names them by their `verb`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, overload
 
 from tpu_training_operator.api.conditions import EventReason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.domain.job.naming import WorkerId
 
 AT_ONCE = timedelta(0)

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from tpu_contract import run_spec as contract
 from tpu_contract.words import cut
 from tpu_training_operator.api.job import InitFrom, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import SliceCheckPolicy
 from tpu_training_operator.api.status import LONGEST_TEXT
 from tpu_training_operator.api.trainer import BackendName

@@ -1,6 +1,5 @@
 """What a job shows when its plan cannot be carried out: the cluster refuses something, or passes keep failing."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import (
@@ -12,6 +11,7 @@ from tpu_training_operator.api.conditions import (
     with_condition,
     without_condition,
 )
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.multikueue import manager_of
 from tpu_training_operator.domain.cluster_state.observed import Object, Observed

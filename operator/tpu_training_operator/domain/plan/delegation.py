@@ -11,12 +11,12 @@ When the Workload here holds no quota or is not active, Kueue deletes the copy (
 0.19: multikueue/workload.go and externalframeworks/adapter.go).
 """
 
-from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
 from tpu_training_operator.api.constants import MAX_HOSTS
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.multikueue import manager_of

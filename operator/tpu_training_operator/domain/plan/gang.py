@@ -1,12 +1,12 @@
 """Creates the gang of an attempt, watches it, and replaces it when it fails."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, Failure, PlacementReason, State
 from tpu_training_operator.api.words import every
 from tpu_training_operator.domain.cluster_state.observed import parse_time

@@ -10,7 +10,7 @@ A stopped gang is suspended, or waits in its queue, as with a valid spec. So the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import ChipBudget, OnExceeded, RunPolicy
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.api.validation import InvalidJob

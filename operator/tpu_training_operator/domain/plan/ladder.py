@@ -5,10 +5,9 @@ pass judges the same pods again; after it, the next pass goes on from the verdic
 rung is skipped. A failure within a rung is like any other: `restart` decides, and the next attempt is on the same rung.
 """
 
-from dataclasses import replace
-
 from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.api.ladder import Begin, Gates
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import (
     LONGEST_TEXT,
     MOST_GATES,

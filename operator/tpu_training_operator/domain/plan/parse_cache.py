@@ -5,12 +5,12 @@ are remembered by their JSON, so a change is always parsed, and nothing can be o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import orjson
 
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import RungStatus, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.domain.job.options import SliceOption, options_of

@@ -17,10 +17,11 @@ unless the job is still the one that was read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, IntEnum, auto
 
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.objects.actions import Action, Event
 

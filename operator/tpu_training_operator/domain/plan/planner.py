@@ -10,11 +10,11 @@ number is lost).
 and the status gets what time alone has changed (`_complete`).
 """
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.constants import MAX_HOSTS
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import ChipBudget
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import InvalidJob

@@ -14,10 +14,10 @@ distinguished from a gang and a forgery.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod

@@ -5,9 +5,10 @@ traffic may overlap fully, and so may an exchange that the schedule starts early
 to the others. The first time is a bound. The second is not: a part that falls short of its peak takes longer.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tpu_training_operator.api.catalogue import Generation, Shape
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.domain.job.trainer_report import StepCost
 
 

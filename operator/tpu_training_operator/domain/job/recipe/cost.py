@@ -6,13 +6,14 @@ out how the exchange between chips grows with the slice, which a measurement on 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, isfinite, log
 from typing import Any
 
 from tpu_training_operator.api.catalogue import generation_of
 from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.words import read_number
 from tpu_training_operator.domain.job.recipe.noise_scale import examples_multiplier

@@ -10,12 +10,12 @@ The check comes before the queue: its pod needs no chips, and a job with a typo 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, without_condition
 from tpu_training_operator.api.entry_check import EntryCheckMode
 from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.domain.cluster_state.hosts import why_not_ready

@@ -4,10 +4,9 @@ A step that does not fit fails the job while it holds no chips. Without an answe
 anyway, unless the user has required one.
 """
 
-from dataclasses import replace
-
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
 from tpu_training_operator.api.entry_check import CompileCheck
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import CheckedProgram, Status
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod

@@ -10,11 +10,12 @@ count up to the pass that finds the pods gone, which records that (`budget`).
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import TypeVar
 
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Accounts, Activity, ChipSeconds, Goodput, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.failures.pod_signs import ended_by

@@ -11,9 +11,10 @@ The attempt, its slice, its rung and whether it may have workers are written tog
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, without_condition
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, Failure, Move, PlacementReason, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.workload import Queue

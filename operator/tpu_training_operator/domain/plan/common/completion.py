@@ -4,10 +4,10 @@ The user's own loop may write anything as its termination message, and nothing i
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Goodput, Progress, State, Status
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod

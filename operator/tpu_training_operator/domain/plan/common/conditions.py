@@ -6,7 +6,7 @@ current       True     -             -          Current  (running, suspended and
 failed        False    -             True       Failed
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from tpu_training_operator.api.conditions import (
     with_condition,
     without_condition,
 )
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
 from tpu_training_operator.domain.plan.common import accounts

@@ -1,13 +1,14 @@
 """A valid, unfinished job as one pass finds it: everything that the planner's decisions rest on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import count
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting

@@ -3,11 +3,11 @@
 A report causes a status write only now and then: the newest report holds everything that earlier ones did.
 """
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, Goodput, Progress, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport

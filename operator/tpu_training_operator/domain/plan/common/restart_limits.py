@@ -5,9 +5,10 @@ for `restart.window`, or until training makes progress: with a new checkpoint, a
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart, RunPolicy
 from tpu_training_operator.api.status import Restarts
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time

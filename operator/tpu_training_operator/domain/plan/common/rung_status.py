@@ -1,8 +1,8 @@
 """`status.ladder`: what the status says about the rungs of a ladder."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import LadderStatus, RungStatus, RungVerdict, Status
 from tpu_training_operator.api.words import read_number
 from tpu_training_operator.domain.job.rung_gates import Pace

@@ -5,10 +5,10 @@ finds the attempt and its slice together.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, PlacementReason, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
 from tpu_training_operator.domain.job.options import SliceOption

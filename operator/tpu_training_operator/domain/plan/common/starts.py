@@ -9,12 +9,12 @@ which their pods were bound and started.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import accumulate, pairwise
 
 from tpu_contract.protocol import ReportPhase, StartPhase
 from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import MOST_STARTS, AttemptStart, Failure, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport

@@ -18,13 +18,14 @@ and if the operator dies, the next one continues the move. No failure class is c
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import floor
 
 from tpu_training_operator.api.conditions import Condition, ConditionType, EventReason, Reason, find
 from tpu_training_operator.api.placement import OnLoss
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import LONGEST_TEXT, Activity, Goodput, Move, PlacementReason, Progress
 from tpu_training_operator.api.words import count, span
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time

@@ -18,11 +18,11 @@ deleted before the job asks for the present slice, so that one at a time holds q
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, PlacementReason, State
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time, parse_time

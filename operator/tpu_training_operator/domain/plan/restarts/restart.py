@@ -3,11 +3,10 @@
 One status write raises the attempt and records everything decided about it, before anything is done.
 """
 
-from dataclasses import replace
-
 from tpu_contract.protocol import ExitCode
 from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import MOST_NODES, Activity, DeviceFault, Failure, Goodput, State, Status
 from tpu_training_operator.api.words import count, span

@@ -14,12 +14,13 @@ or a runtime hangs, would hold its chips forever, too.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_contract.words import cut
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import FailureClass, RunPolicy
 from tpu_training_operator.api.status import Failure, State, Status
 from tpu_training_operator.api.words import count

@@ -6,10 +6,11 @@ exceeds what was used.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, without_condition
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.run_policy import ChipBudget, OnExceeded
 from tpu_training_operator.api.status import ChipSeconds, Status, Usage
 from tpu_training_operator.api.words import count

@@ -5,11 +5,11 @@ may keep the job for a long time, and in a namespace that is being deleted jobs 
 stopped here: no failure is charged, and no attempt begins. Only with `kubectl delete --cascade=orphan` do they stay.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, State
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Delete, Event

@@ -1,9 +1,10 @@
 """How a gang is stopped without a failure: by the user, or because its budget is used up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
+from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, State
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
