@@ -461,8 +461,8 @@ def run_spec_document(spec: RunSpec) -> dict[str, Any]:
 
 def _written(value: Any) -> Any:
     """Returns a value as JSON has it: numbers that are not whole are texts, as Kubernetes objects carry them."""
-    if is_dataclass(value):
-        parts = ((name, getattr(value, part), default) for part, name, default in _parts(type(value)))
+    if known := _parts(value.__class__):
+        parts = ((name, getattr(value, part), default) for part, name, default in known)
         return {name: _written(part) for name, part, default in parts if part is not None and part != default}
     if isinstance(value, tuple):
         return [_written(part) for part in value]
@@ -471,8 +471,9 @@ def _written(value: Any) -> Any:
 
 @lru_cache(None)
 def _parts(kind: type[Any]) -> tuple[tuple[str, str, Any], ...]:
-    """Returns the dataclass's fields that are in the document: name, name there, and default."""
-    return tuple((part.name, name, _default(part)) for part in fields(kind) if (name := _json_name(part)))
+    """Returns a dataclass's fields that are in the document: name, name there, and default; none for another type."""
+    known = fields(kind) if is_dataclass(kind) else ()
+    return tuple((part.name, name, _default(part)) for part in known if (name := _json_name(part)))
 
 
 def _default(part: Field[Any]) -> Any:
