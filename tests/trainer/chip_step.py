@@ -11,7 +11,7 @@ import torch_xla
 from tests.trainer import tasks
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.gang.backends.xla import XlaChip
-from tpu_trainer.gang.exchange import GangRequests, Loss, exchange
+from tpu_trainer.gang.exchange import Flags, Loss, exchange
 
 
 def print_step(rank: int) -> None:
@@ -23,7 +23,7 @@ def print_step(rank: int) -> None:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     loss = tasks.loss(model, chip.to_device(tasks.examples()[:8]))
     loss.backward()
-    requests = GangRequests(stop=chip.flag(False), save=chip.flag(False))
+    requests = Flags(chip).requests(stop=False, save=False)
     sums = exchange(parameters, Loss(loss), requests, chip)
     optimizer.step()
     if rank == 0:

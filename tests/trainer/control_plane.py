@@ -52,7 +52,7 @@ def _try_xla(backend: Backend) -> dict[str, Any]:
     rows = backend.to_device(torch.ones(16, 8))
     same, branch = rows @ rows.T, rows + 1 if backend.rank == 1 else rows + 1 + 1
     uneven, number = backend.to_device((torch.ones(3, 8), torch.tensor(2.0)))
-    placed = {"rows": rows, "uneven": uneven, "number": number, "flag": backend.flag(True)}
+    placed = {"rows": rows, "uneven": uneven, "number": number, "numbers": backend.numbers([1.0, 2.0])}
     hashes = {"hash": backend.graph_hash([same]), "branch_hash": backend.graph_hash([branch])}
     before = backend.counters()
     backend.to_host([same, branch])

@@ -71,9 +71,6 @@ class ThreadBackend:
     def marks(self, tensors: Sequence[Tensor]) -> list[object]:
         return [object() for _ in tensors]
 
-    def flag(self, up: bool) -> Tensor:
-        return torch.tensor([float(up)])
-
     def numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor([values])
 

@@ -101,7 +101,7 @@ def test_compilations_executions_and_operations_without_a_kernel_are_counted(fou
 
 def test_spmd_shards_rows_over_the_devices_and_replicates_the_rest(found: Any) -> None:
     (one,) = found("xla-spmd")
-    assert one["shards"] == {"rows": [[4, 8]] * 4, "uneven": [[3, 8]] * 4, "number": [[]] * 4, "flag": [[1]] * 4}
+    assert one["shards"] == {"rows": [[4, 8]] * 4, "uneven": [[3, 8]] * 4, "number": [[]] * 4, "numbers": [[1, 2]] * 4}
 
 
 def start_two_per_host(launcher: Launcher, hosts: int, **changes: Any) -> Gang:

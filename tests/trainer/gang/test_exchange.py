@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.gang.exchange import MOST_STEPS, Flags, GangRequests, Loss, Signals, Sums, exchange, take_gradients
+from tpu_trainer.gang.exchange import MOST_STEPS, Flags, Loss, Signals, Sums, exchange, take_gradients
 
 
 def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
@@ -25,30 +25,39 @@ def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
 
 def test_the_exchange_takes_the_gradients_off_the_parameters() -> None:
     own = parameters([1.0, 2.0], [3.0, 4.0])
-    requests = GangRequests(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
-    gradients, signals = take_gradients(own, Loss(torch.tensor(0.5)), requests)
+    gradients, signals = take_gradients(own, Loss(torch.tensor(0.5)), torch.tensor([[1.0, 1.0, 1.0]]))
     assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
     assert signals.tolist() == [0.5, 1.0, 1.0, 1.0]
     assert [parameter.grad for parameter in own] == [None, None]
 
 
-def test_no_two_flags_are_one_tensor_which_would_be_one_input_of_the_program() -> None:
+def test_the_requests_of_a_program_of_several_devices_are_the_mean_of_their_rows() -> None:
+    two_devices = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    _, signals = take_gradients([], Loss(torch.tensor(0.5)), two_devices)
+    assert signals.tolist() == [0.5, 1.0, 0.5, 0.0]
+
+
+def test_a_loss_with_a_weight_keeps_it() -> None:
+    _, signals = take_gradients([], Loss(torch.tensor(6.0), torch.tensor(3.0)), torch.tensor([[1.0, 0.0, 1.0]]))
+    assert signals.tolist() == [6.0, 3.0, 0.0, 1.0]
+
+
+def test_the_requests_of_a_replica_are_one_input_of_the_program() -> None:
     flags = Flags(in_threads(1, lambda backend: backend)[0])
     asked = [flags.requests(stop=stop, save=save) for stop in (False, True) for save in (False, True)]
-    assert [(each.stop.tolist(), each.save.tolist()) for each in asked] == [
-        ([0.0], [0.0]),
-        ([0.0], [1.0]),
-        ([1.0], [0.0]),
-        ([1.0], [1.0]),
+    assert [each.tolist() for each in asked] == [
+        [[1.0, 0.0, 0.0]],
+        [[1.0, 0.0, 1.0]],
+        [[1.0, 1.0, 0.0]],
+        [[1.0, 1.0, 1.0]],
     ]
-    assert all(each.stop is not each.save for each in asked)
 
 
 def sums_of(*gradients: list[float] | None) -> list[Sums]:
     """What each replica learns; replica n has the nth gradient."""
 
     def replica(backend: ThreadBackend) -> Sums:
-        quiet = GangRequests(stop=torch.zeros(1), save=torch.zeros(1))
+        quiet = torch.tensor([[1.0, 0.0, 0.0]])
         return exchange(parameters(gradients[backend.rank]), Loss(torch.tensor(0.5)), quiet, backend)
 
     return in_threads(len(gradients), replica)

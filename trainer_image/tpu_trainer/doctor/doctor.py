@@ -11,7 +11,7 @@ loop spends exchange and sync in Phase.DEVICE, so that a slow host can be distin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -91,15 +91,16 @@ class Doctor:
             return [*XLA_CHECKS] if self._spec.torch.execution == "Compile" else [*XLA_CHECKS, *PROGRAM_CHECKS]
         return [] if self._known_steps else [Check.MID_STEP_EXECUTION]
 
-    def before_sync(self, step: int, tensors: Sequence[Tensor]) -> None:
-        """Compares the pending programs of all replicas, in the first steps and after recompilations.
+    def before_sync(self, step: int, tensors: Iterable[Tensor]) -> None:
+        """Compares the pending programs of all replicas, in the first steps and after recompilations; other steps leave
+        `tensors` unread.
 
         Raises:
             DivergedError: in every replica, before any of them has sent the program to its device.
             PeerLostError: a replica did not arrive at the comparison.
         """
         if self._counts.steps < WARM_UP_STEPS or self._compare_once_more:
-            self._programs.compare(step, tensors)
+            self._programs.compare(step, list(tensors))
 
     def after_step(self, step: int, batch: Any) -> None:
         """Counts a step. `batch`: the batch of its last pass."""

@@ -98,27 +98,21 @@ class LoggedRow:
     values: Tensor
 
 
-@dataclass(frozen=True)
-class GangRequests:
-    """What this replica asks of the gang: to stop, or to save a checkpoint. Flags on the device (`Backend.flag`)."""
-
-    stop: Tensor
-    save: Tensor
-
-
 class Flags:
-    """The flags of all requests, made once, as data on the device.
+    """What a replica may ask of the gang, to stop or to save a checkpoint: rows of `Backend.numbers`, made once, as
+    data on the device. Each has a weight of 1 for a loss without one, then STOP and SAVE.
 
-    A flag built inside the step would be a constant of the compiled program, and one tensor for both requests would be
-    a single input of it. In both cases a replica that asks for something would run a different program in that step,
-    and on TPU all replicas would wait for each other forever.
+    A flag built inside the step would be a constant of the compiled program, and flags of equal values may be a single
+    input of it. In both cases a replica that asks for something would run a different program in that step, and on TPU
+    all replicas would wait for each other forever.
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._stop, self._save = ({up: backend.flag(up) for up in (False, True)} for _ in range(2))
+        asked = [(stop, save) for stop in (False, True) for save in (False, True)]
+        self._rows = {each: backend.numbers([1.0, *map(float, each)]) for each in asked}
 
-    def requests(self, *, stop: bool, save: bool) -> GangRequests:
-        return GangRequests(self._stop[stop], self._save[save])
+    def requests(self, *, stop: bool, save: bool) -> Tensor:
+        return self._rows[stop, save]
 
 
 @dataclass(frozen=True)
@@ -156,15 +150,15 @@ class Sums:
 def exchange(
     parameters: Sequence[nn.Parameter],
     loss: Loss,
-    requests: GangRequests,
+    requests: Tensor,
     backend: Backend,
     own_square: Tensor | None = None,
     logged: LoggedRow | None = None,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> Sums:
-    """Replaces every gradient by the gradient of the mean loss over all replicas. `own_square`: the signal SQUARE, None
-    if it is not measured. `earlier`: gradients of the step's earlier passes that are not stored with their parameters.
-    Both come from `Passes`.
+    """Replaces every gradient by the gradient of the mean loss over all replicas. `requests`: see `Flags`.
+    `own_square`: the signal SQUARE, None if it is not measured. `earlier`: gradients of the step's earlier passes that
+    are not stored with their parameters. Both come from `Passes`.
 
     A parameter without a gradient on any replica keeps none, as in plain PyTorch, where optimizers skip it. A parameter
     that only some replicas used gets the same gradient on all.
@@ -179,9 +173,7 @@ def exchange(
     earlier = earlier or {}
     used = [parameter.grad is not None or parameter in earlier for parameter in parameters]
     sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
-    gradients, signals = take_gradients(sent, loss, requests, own_square, earlier)
-    if logged is not None:
-        signals = torch.cat([signals, logged.values.to(signals.dtype)])
+    gradients, signals = take_gradients(sent, loss, requests, own_square, earlier, logged)
     count = len(signals)
     if not alone:
         signals = torch.cat([signals, backend.to_device(torch.tensor(used, dtype=signals.dtype))])
@@ -199,7 +191,7 @@ def exchange(
             mean = summed if isinstance(divisor, int) and divisor == 1 else summed / divisor
             parameter.grad = as_complex(mean, parameter).to(parameter.dtype)
     # A copy: over gloo a slice of the flat sums would keep all of them alive until it is read.
-    signals = total[:count].clone()
+    signals = total if alone else total[:count].clone()
     with torch.no_grad():
         squared = square([parameter.grad for parameter in parameters if parameter.grad is not None], signals)
     names = () if logged is None else logged.names
@@ -209,25 +201,26 @@ def exchange(
 def take_gradients(
     parameters: Sequence[nn.Parameter],
     loss: Loss,
-    requests: GangRequests,
+    requests: Tensor,
     own_square: Tensor | None = None,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
+    logged: LoggedRow | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Takes the gradients off the parameters (zeros where there is none) and adds those of `earlier` passes.
 
     Returns the gradients and this replica's signals, as real numbers in float32, or in float64 if that is their type.
     """
-    gradients = [_travelling(parameter, (earlier or {}).get(parameter)) for parameter in parameters]
+    gradients = [_travelling(parameter, earlier.get(parameter) if earlier else None) for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
     kind = torch.float64 if loss.total.dtype == torch.float64 else torch.float32
-    total = loss.total.detach().to(kind).reshape(1)
-    weight = torch.ones_like(total) if loss.weight is None else loss.weight.detach().to(kind).reshape(1)
-    flags = [request.sum().to(kind).reshape(1) for request in (requests.stop, requests.save)]
-    signals = [total, weight, *flags]
-    if own_square is not None:
-        signals.append(own_square.to(kind).reshape(1))
-    return gradients, torch.cat(signals)
+    # Few operations: each costs as much of the host's time as those of a parameter.
+    asked = requests.reshape(-1) if len(requests) == 1 else requests.mean(dim=0)
+    signals = [loss.total.detach().reshape(1)]
+    signals += [asked] if loss.weight is None else [loss.weight.detach().reshape(1), asked[1:]]
+    signals += [] if own_square is None else [own_square.reshape(1)]
+    signals += [] if logged is None else [logged.values]
+    return gradients, torch.cat([signal.to(kind) for signal in signals])
 
 
 def square(gradients: Sequence[Tensor], default: Tensor) -> Tensor:

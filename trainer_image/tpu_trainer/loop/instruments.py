@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tpu_contract.protocol import Phase
@@ -152,8 +153,8 @@ class Instruments:
         Raises:
             DivergedError, PeerLostError: as `Doctor.before_sync`.
         """
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        self.doctor.before_sync(step, [*loss.tensors, *gradients, *self.logbook.pending()])
+        gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+        self.doctor.before_sync(step, chain(loss.tensors, gradients, self.logbook.pending()))
         with self.clock.during(Phase.DEVICE):
             yield
 

@@ -95,7 +95,7 @@ class Trainable:
         self._held: list[nn.Parameter] = []
         self._ordered: list[nn.Parameter] = []
         self._others: list[nn.Parameter] = []
-        self._trained: set[nn.Parameter] | None = None
+        self._trained: Sequence[nn.Parameter] | None = None
         self._silent: dict[nn.Parameter, int] = {}
 
     def now(self, *, settled: bool) -> list[nn.Parameter]:
@@ -123,13 +123,16 @@ class Trainable:
     def watch(self, trained: Sequence[nn.Parameter]) -> None:
         """Warns of parameters that have been unfrozen and get no gradient on any replica. `trained`: from `now`; call
         this after the exchange."""
-        before, self._trained = self._trained, set(trained)
-        unfrozen = set() if before is None else self._trained - before
+        before, self._trained = self._trained, trained
         silent = [parameter for parameter in trained if parameter.grad is None]
+        if not silent:
+            self._silent.clear()
+            return
+        known = set(trained if before is None else before)
         self._silent = {
             parameter: self._silent.get(parameter, 0) + 1
             for parameter in silent
-            if parameter in unfrozen or parameter in self._silent
+            if parameter not in known or parameter in self._silent
         }
         if late := {parameter for parameter, steps in self._silent.items() if steps == _PATIENCE}:
             names = [name for name, parameter in self._model.named_parameters() if parameter in late]

@@ -63,7 +63,7 @@ class _Bundle:
         return [state[key] for state in self.states]
 
     def read(self, key: str) -> Tensors:
-        return [_widen(tensor) for tensor in self.of(key)]
+        return _widen(self.of(key))
 
     def write(self, key: str, values: Tensors) -> None:
         _write(self.of(key), values)
@@ -107,8 +107,7 @@ class TracedOptimizer(Optimizer):
             kinds += [bundle.kind] * (len(rows) - len(kinds))
         sent = _send(rows, kinds, bundles[0].parameters[0].device) if bundles else []
         for bundle in bundles:
-            parameters = [_widen(parameter) for parameter in bundle.parameters]
-            gradients: Tensors = [_widen(gradient) for gradient in bundle.gradients]
+            parameters, gradients = _widen(bundle.parameters), _widen(bundle.gradients)
             if bundle.group["maximize"]:
                 gradients = torch._foreach_neg(gradients)
             _write(bundle.parameters, self._update(bundle, parameters, gradients, self._tensors(bundle, sent)))
@@ -341,9 +340,12 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return sent  # type: ignore[no-any-return]
 
 
-def _widen(tensor: Tensor) -> Tensor:
-    """Returns what the arithmetic is done with: float32 for 16 bits, and pairs of real numbers for complex ones."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else as_real(tensor)
+def _widen(tensors: list[Tensor]) -> Tensors:
+    """Returns what the arithmetic is done with: float32 for 16 bits, and pairs of real numbers for complex ones. The
+    tensors are of one type."""
+    if tensors[0].dtype in (torch.bfloat16, torch.float16):
+        return [tensor.float() for tensor in tensors]
+    return [as_real(tensor) for tensor in tensors] if tensors[0].is_complex() else tensors
 
 
 def _write(targets: Tensors, values: Tensors) -> None:

@@ -198,7 +198,7 @@ class Logbook:
         if self._sent is None or self._sent[0] != numbers:
             self._sent = numbers, self._backend.numbers(numbers)
         rows = self._sent[1]
-        values = rows[0] if len(rows) == 1 else rows.mean(dim=0)
+        values = rows.reshape(-1) if len(rows) == 1 else rows.mean(dim=0)
         if all(tensor is None for tensor in tensors):
             return values
         zero = torch.zeros((), device=values.device)

@@ -87,7 +87,7 @@ class KnownSums:
         if self._spec.backend == "xla-spmd":
             return [tensor.sum(0) for tensor in tensors]
         if len(groups) == 1:
-            return self._backend.reduce(tensors, self._backend.flag(False))[0]
+            return self._backend.reduce(tensors, self._backend.numbers([0.0]).reshape(-1))[0]
         if self._spec.backend == "xla":
             import torch_xla.core.xla_model as xm
 

@@ -112,12 +112,6 @@ class Backend(Protocol):
             PeerLostError: a peer went away.
         """
 
-    def flag(self, up: bool) -> Tensor:
-        """Returns a flag of this process as data on the device, shape [k].
-
-        The sum of its elements, among the signals of a reduction, is above 0 where any process's flag was up.
-        """
-
     def numbers(self, values: Sequence[float]) -> Tensor:
         """Returns numbers of this process as data on the device, shape [k, n].
 

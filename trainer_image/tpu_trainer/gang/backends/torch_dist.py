@@ -97,9 +97,6 @@ class TorchDistributed:
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         return self._group.gather(row)
 
-    def flag(self, up: bool) -> Tensor:
-        return torch.tensor([float(up)], device=self.device)
-
     def numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor([values], dtype=torch.float32, device=self.device)
 

@@ -148,11 +148,6 @@ class XlaSpmd(_XlaHosts):
         result: Tensor = sent
         return result
 
-    def flag(self, up: bool) -> Tensor:
-        """Returns one element per device, so that each host contributes its own and their sum is the same
-        everywhere."""
-        return self.send(torch.full([self._local_devices], float(up)))
-
     def numbers(self, values: Sequence[float]) -> Tensor:
         """Returns one row per device, so that each host contributes its own."""
         return self.send(torch.tensor([values] * self._local_devices, dtype=torch.float32))

@@ -81,9 +81,6 @@ class XlaDevice:
 
         return feed_ahead(batches, self.to_device, finish)
 
-    def flag(self, up: bool) -> Tensor:
-        return self.send(torch.tensor([float(up)]))
-
     def numbers(self, values: Sequence[float]) -> Tensor:
         return self.send(torch.tensor([values], dtype=torch.float32))
 
