@@ -1,1 +1,1 @@
-"""What the operator costs at every size, beside a bare client and a plain Indexed Job: `python -m bench.scale`."""
+"""What the operator costs at every size, beside a bare client, an Indexed Job and JobSet: `python -m bench.scale`."""

@@ -3,8 +3,8 @@
     python -m bench.scale [--quick] [--only 200x4 memory] [--rounds N] [--json FILE] [--docs docs/scale.md]
 
 Uses a real control plane and simulated nodes. Contenders alternate: a bare client, the operator as the chart ships it,
-and a plain Indexed Job. Prints tables; --json writes every single number at once, --docs the page's drawing and
-measured.md.
+a plain Indexed Job, and JobSet where it can be had. Prints tables; --json writes every single number at once, --docs
+the page's drawing and measured.md.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from typing import Any
 from bench.scale import tables
 from bench.scale.chart import drawing
 from bench.scale.contenders import CONTENDERS
+from bench.scale.jobset import VERSION
 from bench.scale.lasting import churn, finished_jobs, memory_after_start, memory_now, start_beside
-from bench.scale.stage import INDEXED, OPERATOR, Object, Stage, a_stage
+from bench.scale.stage import INDEXED, JOBSET, OPERATOR, Object, Stage, a_stage
 from bench.trainer.tables import filled_in
 from tests.cluster.binaries import BINARIES
 from tpu_training_operator.html_report.formatting import plural
@@ -55,8 +56,8 @@ FULL = Plan(
 QUICK = Plan({(1, 4): 2, (1, 64): 2, (20, 4): 1}, gang=(1, 64), finished=50, churn_seconds=15, pods=500)
 Look = Callable[[int, int], Awaitable[None]]
 
-# 8000 pods take a minute, and a plain Job has nothing to add there.
-_WITHOUT_INDEXED = 1000
+# 8000 pods take a minute, and other controllers have nothing to add there.
+_FEWEST_WITHOUT_OTHERS = 1000
 MEMORY = "memory"
 EVERY_NUMBER = Path(__file__).with_name("measured.md")
 
@@ -64,7 +65,8 @@ EVERY_NUMBER = Path(__file__).with_name("measured.md")
 async def one_round(stage: Stage, number: int, jobs: int, hosts: int, beside: Look | None) -> Object:
     """Runs all contenders, in turns forwards and backwards, so that none is always first. `beside`: what to look at
     while the operator's jobs run."""
-    names = [name for name in CONTENDERS if name != INDEXED or jobs < _WITHOUT_INDEXED]
+    out = {INDEXED, JOBSET} if jobs >= _FEWEST_WITHOUT_OTHERS else {JOBSET} if stage.job_sets is None else set()
+    names = [name for name in CONTENDERS if name not in out]
     found: Object = {"jobs": jobs, "hosts": hosts}
     for name in names if number % 2 == 0 else reversed(names):
         run = await CONTENDERS[name](stage, jobs, hosts, restart=jobs == 1)
@@ -82,6 +84,8 @@ async def measure(plan: Plan, rounds: int | None, results: Object, save: Callabl
     async with a_stage(plan.pods) as stage:
         at = {"nothing": await memory_now(stage)}
         results |= {"rounds": [], "memory": {"at": at}, "start": {}}
+        if stage.job_sets is not None:
+            results["machine"]["jobset"] = VERSION
 
         async def look(jobs: int, hosts: int) -> None:
             results["start"] = await start_beside(stage, jobs, hosts)

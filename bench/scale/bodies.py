@@ -1,4 +1,4 @@
-"""What the contenders create: a job, the pods that the operator would make of it, and a plain Indexed Job of them."""
+"""What the contenders create: a job, the pods the operator would make of it, and an Indexed Job or a JobSet of them."""
 
 import copy
 from typing import Any
@@ -76,3 +76,13 @@ def indexed_job(name: str, pods: list[Object]) -> Object:
     template = {"metadata": {"labels": first["metadata"]["labels"]}, "spec": first["spec"]}
     spec = {"completionMode": "Indexed", "completions": len(pods), "parallelism": len(pods), "template": template}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+def job_set(name: str, pods: list[Object]) -> Object:
+    """The same Indexed Job in a JobSet, which replaces it whole once it has failed; a Job fails with its first pod."""
+    job = indexed_job(name, pods)["spec"] | {"backoffLimit": 0}
+    spec = {
+        "replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job}}],
+        "failurePolicy": {"maxRestarts": 1},
+    }
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": spec}

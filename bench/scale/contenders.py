@@ -1,5 +1,5 @@
-"""What is timed: each contender starts gangs of the same pods, and the first two replace one gang after a failure. What
-they made is left for the caller to clear.
+"""What is timed: each contender starts gangs of the same pods, and all but the plain Indexed Job replace one gang after
+a failure. What they made is left for the caller to clear.
 
 Times come from the audit log: from the moment the API server received the first request until it had answered the last
 creation. What the client itself needs before and after is nobody's cost.
@@ -12,8 +12,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.scale.audit import Cost, Request, counts
-from bench.scale.bodies import bare_pods, indexed_job, training_job, worker_pods
-from bench.scale.stage import BARE, FLOOR, INDEXED, OPERATOR, Object, Stage, batch_path, jobs_path, pods_path
+from bench.scale.bodies import bare_pods, indexed_job, job_set, training_job, worker_pods
+from bench.scale.stage import (
+    BARE,
+    FLOOR,
+    INDEXED,
+    JOBSET,
+    OPERATOR,
+    Object,
+    Stage,
+    batch_path,
+    job_sets_path,
+    jobs_path,
+    pods_path,
+)
 from tests.cluster.kwok import finish_pod
 
 KILLED = 137
@@ -90,6 +102,29 @@ async def indexed(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     return Run(jobs, hosts, created)
 
 
+async def jobset(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
+    """JobSets, each of one Indexed Job, with JobSet's own restart of the gang."""
+    assert stage.job_sets is not None
+    run = stage.new_name()
+    template = worker_pods(run, hosts, JOBSET, {"metadata": {"name": "none", "uid": "none"}})
+    with stage.job_sets.running():
+        mark = await stage.audit.quiet()
+        bodies = [(job_sets_path(JOBSET), job_set(f"{run}-{job}", template)) for job in range(jobs)]
+        await stage.client.all("POST", bodies)
+        await stage.until_created(mark, jobs * hosts)
+        end = await stage.audit.quiet()
+        asked = stage.audit.requests[mark:end]
+        created = span(asked, next(request for request in asked if request.label == "create jobsets"))
+        restarted = None
+        if restart:
+            pods = (await stage.client.call("GET", pods_path(JOBSET)))["items"]
+            await asyncio.to_thread(finish_pod, stage.cluster, JOBSET, pods[hosts // 2]["metadata"]["name"], KILLED)
+            await stage.until_created(end, hosts)
+            asked = stage.audit.since(end)
+            restarted = span(asked, next(request for request in asked if request.label == "patch pods/status"))
+    return Run(jobs, hosts, created, restarted)
+
+
 async def operator(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     """This operator. `more`: what it took of the API server and of the processor."""
     more: dict[str, Any] = {}
@@ -162,4 +197,4 @@ def _less(after: dict[str, float], before: dict[str, float]) -> dict[str, float]
     return {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
 
 
-CONTENDERS = {FLOOR: floor, BARE: bare, OPERATOR: operator, INDEXED: indexed}
+CONTENDERS = {FLOOR: floor, BARE: bare, OPERATOR: operator, INDEXED: indexed, JOBSET: jobset}

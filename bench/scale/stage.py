@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import json
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,19 +18,22 @@ from typing import Any
 import aiohttp
 
 from bench.scale.audit import POLICY, AuditLog
+from bench.scale.jobset import JobSetController
 from bench.scale.operator import Operator
+from tests.cluster.binaries import BuildError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.directories import create_cluster_directory
 from tests.cluster.kwok import add_cpu_nodes, start_kwok
+from tests.cluster.toolchain import ToolchainMissing
 
 Object = dict[str, Any]
 
 IN_FLIGHT = 64
 """Requests of the bare client at once."""
 
-FLOOR, BARE, OPERATOR, INDEXED = "floor", "bare-pods", "operator", "indexed-job"
+FLOOR, BARE, OPERATOR, INDEXED, JOBSET = "floor", "bare-pods", "operator", "indexed-job", "jobset"
 """The contenders, each with a namespace of this name."""
-NAMESPACES = (FLOOR, BARE, OPERATOR, INDEXED)
+NAMESPACES = (FLOOR, BARE, OPERATOR, INDEXED, JOBSET)
 _PODS_PER_NODE = 100
 _POLL_SECONDS = 0.1
 _LONGEST_SECONDS = 600.0
@@ -65,8 +69,11 @@ class Client:
 
 @dataclass(frozen=True)
 class Stage:
+    """`job_sets`: None where JobSet cannot be had."""
+
     cluster: ControlPlane
     operator: Operator
+    job_sets: JobSetController | None
     client: Client
     audit: AuditLog
     _runs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -96,7 +103,8 @@ class Stage:
 
     async def clear(self, namespace: str) -> None:
         """Nothing is left in the namespace that a contender made. Jobs go first, so that nobody replaces pods."""
-        for collection in (jobs_path(namespace), batch_path(namespace), pods_path(namespace)):
+        own = [job_sets_path(namespace)] if namespace == JOBSET else []
+        for collection in (*own, jobs_path(namespace), batch_path(namespace), pods_path(namespace)):
             await self.client.call("DELETE", collection, AT_ONCE)
 
         # The garbage collector's writes must not fall into the next run.
@@ -118,6 +126,10 @@ def jobs_path(namespace: str) -> str:
 
 def batch_path(namespace: str) -> str:
     return f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+
+def job_sets_path(namespace: str) -> str:
+    return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
 
 
 def left_paths(namespace: str) -> tuple[str, ...]:
@@ -145,10 +157,19 @@ async def a_stage(pods: int) -> AsyncIterator[Stage]:
         )
         operator = Operator(cluster)
         operator.start()
+        job_sets = _job_sets(cluster)
         async with _client(cluster) as client:
-            stage = Stage(cluster, operator, client, AuditLog(log, operator.user))
+            stage = Stage(cluster, operator, job_sets, client, AuditLog(log, operator.user))
             await stage.audit.quiet()
             yield stage
+
+
+def _job_sets(cluster: ControlPlane) -> JobSetController | None:
+    try:
+        return JobSetController(cluster)
+    except (ToolchainMissing, BuildError) as error:
+        print(f"measuring without JobSet: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 @asynccontextmanager

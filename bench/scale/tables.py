@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.scale.stage import BARE, FLOOR, INDEXED, OPERATOR
+from bench.scale.stage import BARE, FLOOR, INDEXED, JOBSET, OPERATOR
 from bench.trainer.compare import Spread
 
 Rows = list[list[str]]
@@ -12,7 +12,8 @@ Rows = list[list[str]]
 def machine_line(machine: Mapping[str, Any]) -> str:
     return (
         f"Measured on {machine['cpus']} CPU cores, load {machine['load']:.1f} before the start; Kubernetes"
-        f" {machine['kubernetes']}, Python {machine['python']}."
+        f" {machine['kubernetes']}, {'JobSet ' + machine['jobset'] if 'jobset' in machine else 'no JobSet'},"
+        f" Python {machine['python']}."
     )
 
 
@@ -20,6 +21,7 @@ def times_table(rounds: Sequence[Mapping[str, Any]]) -> str:
     """Seconds of every contender and its ratio to the floor of the same round, and the operator's to bare pods: median
     (min..max)."""
     head = ["what", "rounds", "floor, s", "operator, s", "of the floor", "Indexed Job, s", "of the floor"]
+    head += ["JobSet, s", "of the floor"]
     rows = [[*head, "bare pods, s", "operator of bare pods"]]
     for jobs, hosts in dict.fromkeys((each["jobs"], each["hosts"]) for each in rounds):
         same = [each for each in rounds if (each["jobs"], each["hosts"]) == (jobs, hosts)]
@@ -32,7 +34,7 @@ def times_table(rounds: Sequence[Mapping[str, Any]]) -> str:
 
 def _compared(rounds: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
     cells = [seconds([each[FLOOR][kind] for each in rounds])]
-    for name in (OPERATOR, INDEXED):
+    for name in (OPERATOR, INDEXED, JOBSET):
         both = [(each[name][kind], each[FLOOR][kind]) for each in rounds if name in each and each[name][kind]]
         cells += [seconds([own for own, _ in both]), ratio([own / least for own, least in both])] if both else ["", ""]
     least = [(each[BARE][kind], each[OPERATOR][kind]) for each in rounds if BARE in each]

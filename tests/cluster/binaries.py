@@ -7,6 +7,7 @@ that decides what is built.
 """
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -86,6 +87,7 @@ BINARIES = {
         ),
         Binary("gitops", "gitops", "", ".", "1 min", ()),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", "75 s"),
+        Binary("jobset", "jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset", "2 min", ()),
     )
 }
 
@@ -93,6 +95,8 @@ BINARIES = {
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 # Only useful where real nodes can run.
 NODE_PROGRAMS = ("pause", "kubelet", "kube-proxy", "coredns")
+# Only for `make bench`.
+BENCH_PROGRAMS = ("jobset",)
 
 
 def ensure(*names: str) -> dict[str, Path]:
@@ -102,6 +106,22 @@ def ensure(*names: str) -> dict[str, Path]:
     """
     go = toolchain.find("go", purpose="build the test cluster's Kubernetes", install="Go 1.26 or newer")
     return {name: _ensure_one(go, BINARIES[name]) for name in names}
+
+
+def module_folder(folder: str, module: str) -> Path:
+    """The sources of a module that go/`folder` pins, downloaded once. Raises ToolchainMissing, BuildError."""
+    go = toolchain.find("go", purpose=f"download {module}", install="Go 1.26 or newer")
+    done = subprocess.run(
+        processes.launched((go, "mod", "download", "-json", module)),
+        cwd=GO_MODULES / folder,
+        env=os.environ | {"GOFLAGS": "-mod=readonly", "GOWORK": "off"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BuildError(f"go mod download {module} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def _ensure_one(go: str, binary: Binary) -> Path:
@@ -187,7 +207,7 @@ def main(names: list[str]) -> int:
 
 
 def _of_use_here() -> list[str]:
-    without = NODE_PROGRAMS if packages.missing() else ()
+    without = (*BENCH_PROGRAMS, *(NODE_PROGRAMS if packages.missing() else ()))
     return [name for name in BINARIES if name not in without]
 
 

@@ -4,13 +4,9 @@ Only the definitions. Kueue itself takes ten minutes to build; the tests write w
 docs/kueue.md says which version the operator has met.
 """
 
-import json
-import os
-import subprocess
 from pathlib import Path
 
-from tests.cluster import processes, toolchain
-from tests.cluster.binaries import GO_MODULES, BuildError
+from tests.cluster.binaries import module_folder
 from tests.cluster.control_plane import ControlPlane
 
 MODULE = "sigs.k8s.io/kueue"
@@ -19,18 +15,7 @@ _KINDS = ("workloads", "resourceflavors", "workloadpriorityclasses")
 
 def definition(kinds: str) -> Path:
     """The file with the definition of these kinds, in the plural. Raises ToolchainMissing, BuildError."""
-    go = toolchain.find("go", purpose="download Kueue's definitions", install="Go 1.26 or newer")
-    done = subprocess.run(
-        processes.launched((go, "mod", "download", "-json", MODULE)),
-        cwd=GO_MODULES / "kueue",
-        env=os.environ | {"GOFLAGS": "-mod=readonly", "GOWORK": "off"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BuildError(f"go mod download {MODULE} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    folder = Path(json.loads(done.stdout)["Dir"]) / "config" / "components" / "crd" / "bases"
+    folder = module_folder("kueue", MODULE) / "config" / "components" / "crd" / "bases"
     return folder / f"kueue.x-k8s.io_{kinds}.yaml"
 
 
