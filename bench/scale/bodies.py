@@ -79,7 +79,8 @@ def indexed_job(name: str, pods: list[Object]) -> Object:
 
 
 def job_set(name: str, pods: list[Object]) -> Object:
-    """The same Indexed Job in a JobSet, which replaces it whole once it has failed; a Job fails with its first pod."""
+    """Makes a JobSet of the same Indexed Job, which it replaces whole once it has failed; a Job fails with its first
+    pod."""
     job = indexed_job(name, pods)["spec"] | {"backoffLimit": 0}
     spec = {
         "replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job}}],

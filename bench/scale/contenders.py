@@ -103,7 +103,7 @@ async def indexed(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
 
 
 async def jobset(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
-    """JobSets, each of one Indexed Job, with JobSet's own restart of the gang."""
+    """Runs JobSets, each of one Indexed Job, with JobSet's own restart of the gang."""
     assert stage.job_sets is not None
     run = stage.new_name()
     template = worker_pods(run, hosts, JOBSET, {"metadata": {"name": "none", "uid": "none"}})

@@ -87,7 +87,7 @@ BINARIES = {
         ),
         Binary("gitops", "gitops", "", ".", "1 min", ()),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", "75 s"),
-        Binary("jobset", "jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset", "2 min", ()),
+        Binary("jobset", "jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset", "some minutes", ()),
     )
 }
 
@@ -109,7 +109,10 @@ def ensure(*names: str) -> dict[str, Path]:
 
 
 def module_folder(folder: str, module: str) -> Path:
-    """The sources of a module that go/`folder` pins, downloaded once. Raises ToolchainMissing, BuildError."""
+    """Returns the folder with the sources of a module that go/`folder` pins; downloads it once.
+
+    Raises ToolchainMissing, BuildError.
+    """
     go = toolchain.find("go", purpose=f"download {module}", install="Go 1.26 or newer")
     done = subprocess.run(
         processes.launched((go, "mod", "download", "-json", module)),
