@@ -15,7 +15,13 @@ test: .setup check
 	.venv/bin/python -m pytest $(LANES) --durations=25
 
 test-fast: .setup check
-	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract
+	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract $(LONG:%=--ignore=tests/%)
+
+# Modules of these layers that alone take a minute, or that import torch in every lane.
+LONG := planner/test_machine.py planner/test_crashes.py planner/test_any_job.py unit/runtime/test_strangers.py \
+    unit/repository/test_bench_recipes.py unit/repository/test_bench_images.py contract/test_torchrun.py \
+    contract/test_recipe_fields.py contract/test_torch_xla_topology.py contract/test_noise_scale.py \
+    contract/test_kubeflow_callback.py
 
 # Writes the texts that tests compare, in __snapshots__ beside them, as the program says them now, and removes those that
 # no test asks for: a minute. TESTS=tests/unit for fewer.
