@@ -95,7 +95,7 @@ PARTS = {
     "transformer": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "transformer"), loops_table),
     "deep": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "deep"), loops_table),
     # The warm-up takes what has been read ahead while the first step was compiled: 28 batches by torch_xla's loader.
-    "images": Part(Length(50, 200), 3, Length(40, 20), of_images, images_table),
+    "images": Part(Length(60, 200), 3, Length(40, 20), of_images, images_table),
     "features": Part(Length(50, 400), 3, Length(20, 80), of_features, features_table),
     "doctor": Part(Length(50, 400), 3, Length(20, 180), of_doctor, doctor_table),
 }
