@@ -17,7 +17,7 @@ test: .setup check
 test-fast: .setup check
 	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract $(LONG:%=--ignore=tests/%)
 
-# Modules of these layers that alone take a minute, or that import torch in every lane.
+# The modules of these layers that take longest, and those that import torch or transformers.
 LONG := planner/test_machine.py planner/test_crashes.py planner/test_any_job.py unit/runtime/test_strangers.py \
     unit/repository/test_bench_recipes.py unit/repository/test_bench_images.py contract/test_torchrun.py \
     contract/test_recipe_fields.py contract/test_torch_xla_topology.py contract/test_noise_scale.py \

@@ -32,8 +32,8 @@ def training_job(name: str, hosts: int, namespace: str = "") -> Object:
 
 
 def worker_pods(name: str, hosts: int, namespace: str, owner: Object, attempt: int = 1) -> list[Object]:
-    """Returns the same bodies as the operator's, but nobody's: other label names keep the operator from them, and
-    `owner` keeps the garbage collector from them."""
+    """Returns the same bodies as the operator's. Other label names keep the operator from them, and `owner` keeps the
+    garbage collector from them."""
     body = training_job(name, hosts, namespace)
     body["metadata"]["uid"] = owner["metadata"]["uid"]
     job = parse_job(body)
@@ -42,7 +42,7 @@ def worker_pods(name: str, hosts: int, namespace: str, owner: Object, attempt: i
 
 
 def bare_pods(name: str, hosts: int, namespace: str, owner: Object, attempt: int = 1) -> list[Object]:
-    """Returns as many pods, as small as those of other controllers: an owner, a host name and the worker's own
+    """Returns pods as small as those of other controllers, with an owner, a host name and the worker's own
     variables."""
     return [_smallest(pod) for pod in worker_pods(name, hosts, namespace, owner, attempt)]
 

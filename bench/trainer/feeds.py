@@ -1,4 +1,4 @@
-"""Input that nobody trains on: how fast batches come, and how fast they come to the device."""
+"""Input without a training: how fast batches come, and how fast they come to the device."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def pace_of_feature(name: str, model: str, length: Length) -> Pace:
 
 
 def pace_of_feed(feed: str, model: str, length: Length) -> Pace:
-    """Returns the pace of batches that nobody trains on."""
+    """Returns the pace of batches without a training."""
     lines = watch("bench.trainer.contender", [feed, model, str(length.steps)], {})
     return pace([report for line in lines if (report := parse(line))], length.warm_up)
 

@@ -26,9 +26,9 @@ def loops_table(part: Mapping[str, Any], names: Mapping[str, str] = LOOPS, own: 
 
 
 def images_table(part: Mapping[str, Any]) -> str:
-    """Shows the loops that train on images, and the batches that nobody trains on, each as a step."""
+    """Shows the loops that train on images, and the batches without a training, each as a step."""
     loops, feeds = ({**part, **part[name]} for name in ("loops", "feeds"))
-    return f"{loops_table(loops)}\n\nThe same batches, and nobody trains:\n\n{loops_table(feeds, FEEDS, OUR_FEED)}"
+    return f"{loops_table(loops)}\n\nThe same batches without a training:\n\n{loops_table(feeds, FEEDS, OUR_FEED)}"
 
 
 def features_table(part: Mapping[str, Any]) -> str:

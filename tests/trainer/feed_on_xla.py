@@ -19,7 +19,7 @@ def main() -> None:
     late = Event()
 
     def batches() -> Iterator[tuple[torch.Tensor, None]]:
-        assert late.wait(60), "nobody has waited for the device"
+        assert late.wait(60), "the feed has not waited for the device"
         yield torch.zeros(1), None
 
     @contextmanager
