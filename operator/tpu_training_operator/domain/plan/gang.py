@@ -146,8 +146,17 @@ def _watch(ctx: Context) -> Plan:
         goodput = ctx.charge(goodput, ctx.now, Activity.TRAIN)
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.GANG_READY, True, ready.reason, ready.message)
+    status = ctx.present(status, ready)
     events = (Event(EventReason.RUNNING, message),)
-    return Plan(_publish(ctx), status=ctx.present(status, ready), events=events, again=AT_ONCE)
+    return Plan(_publish(ctx), status=status, events=events, again=_next_of_running(replace(ctx, status=status)))
+
+
+def _next_of_running(ctx: Context) -> timedelta | None:
+    """Returns when the gang that has just become ready needs its next pass: at once if anything but its own end can
+    follow from that."""
+    may_follow = ctx.queue or ctx.rung or ctx.has_alternatives or ctx.observed.report
+    then = Plan(again=AT_ONCE) if may_follow else _watch_peers(ctx)
+    return then.again if then == Plan(again=then.again) else AT_ONCE
 
 
 def _publish(ctx: Context) -> Batches:
