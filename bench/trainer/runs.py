@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.trainer import ours
 from bench.trainer.models import MODELS
-from bench.trainer.names import CHECKPOINT_EVERY, OURS, PLAIN, PLAIN_PAIR
+from bench.trainer.names import CHECKPOINT_EVERY, OUR_FEED, OURS, PLAIN, PLAIN_PAIR
 from bench.trainer.observed import doctor_cost
 from bench.trainer.process import Line, watch
 from bench.trainer.reports import NotComparable, Pace, check_learned, pace, parse
@@ -83,7 +83,9 @@ def pace_of_feature(name: str, model: str, length: Length) -> Pace:
 
 def pace_of_feed(feed: str, model: str, length: Length) -> Pace:
     """Returns the pace of batches without a training."""
-    lines = watch("bench.trainer.contender", [feed, model, str(length.steps)], {})
+    # What a worker sets before it imports torch.
+    environment = {"OMP_WAIT_POLICY": "passive"} if feed == OUR_FEED else {}
+    lines = watch("bench.trainer.contender", [feed, model, str(length.steps)], environment)
     return pace([report for line in lines if (report := parse(line))], length.warm_up)
 
 

@@ -39,6 +39,7 @@ def run_host(environ: MutableMapping[str, str], stop: StopSignal, run: ReplicaRu
         spec = read_run_spec(environment.run_spec, own_loop=run is not None)
         check_agreement(environment, spec)
         import_no_device_libraries(spec)
+        let_threads_sleep(spec)
         if spec.code is not None:
             install(spec.code, environment, os.environ, modules_to_import(spec))
             environment = replace(environment, packages_sha256=os.environ.get(ENV_PACKAGES_SHA256))
@@ -69,6 +70,14 @@ def import_no_device_libraries(spec: RunSpec) -> None:
     """Keeps `import torch` on a CPU from importing every device library of the image, ten seconds for TorchTPU."""
     if spec.backend == "torch" and spec.torch.device == "cpu":
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+
+def let_threads_sleep(spec: RunSpec) -> None:
+    """Keeps torch's threads on an XLA host from spinning after each operation: while a device computes, the host only
+    reads, collates and traces, and its cores are for the task's workers. libgomp reads this once, with `import torch`.
+    """
+    if spec.backend != "torch":
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def modules_to_import(spec: RunSpec) -> Sequence[str]:
