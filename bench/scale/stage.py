@@ -69,7 +69,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Stage:
-    """`job_sets`: None where JobSet cannot be had."""
+    """`job_sets`: None where JobSet cannot be had, or is not wanted."""
 
     cluster: ControlPlane
     operator: Operator
@@ -139,8 +139,8 @@ def left_paths(namespace: str) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def a_stage(pods: int) -> AsyncIterator[Stage]:
-    """Makes a cluster with room for so many pods, in which the operator runs."""
+async def a_stage(pods: int, *, with_job_sets: bool = True) -> AsyncIterator[Stage]:
+    """Makes a cluster with room for so many pods, in which the operator runs. Without JobSet it costs less."""
     directory = create_cluster_directory()
     policy, log = directory / "audit-policy", directory / "audit.log"
     policy.write_text(json.dumps(POLICY))
@@ -157,7 +157,7 @@ async def a_stage(pods: int) -> AsyncIterator[Stage]:
         )
         operator = Operator(cluster)
         operator.start()
-        job_sets = _job_sets(cluster)
+        job_sets = _job_sets(cluster) if with_job_sets else None
         async with _client(cluster) as client:
             stage = Stage(cluster, operator, job_sets, client, AuditLog(log, operator.user))
             await stage.audit.quiet()

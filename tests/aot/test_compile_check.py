@@ -108,7 +108,7 @@ def test_memory_and_operations_are_what_arithmetic_says(generation: str, record_
 def test_instead_of_a_batch_that_cannot_fit_the_largest_that_does_is_found(
     generation: str, effort: Effort, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
-    # For one generation as for users, where the compiler saves memory near the limit. The search compiles three programs.
+    # For one generation as for users, where the compiler saves memory near the limit. The search compiles three times.
     monkeypatch.setattr(effort, "least", generation != "v5e")
     # An activation and a gradient of it are there at once, at least; this many alone fill the memory.
     activations = WIDTH * 4 * 2

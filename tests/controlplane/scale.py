@@ -39,7 +39,7 @@ def measure() -> Measured:
 
 
 async def _measure() -> Measured:
-    async with a_stage(2 * LARGE) as stage:
+    async with a_stage(2 * LARGE, with_job_sets=False) as stage:
         small = await _run(stage, 1, SMALL)
         await stage.clear(OPERATOR)
         many = await _run(stage, JOBS, SMALL)
