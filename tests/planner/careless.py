@@ -24,6 +24,7 @@ from tpu_training_operator.api.constants import LABEL_JOB_NAME, LABEL_QUEUE
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.encoding import decode
 
 # Of the spec, by path.
 EDITS: list[tuple[str, Any]] = [
@@ -94,11 +95,11 @@ class CarelessGang(QueuedGang):
     @precondition(may_be_edited)
     @rule(back=st.integers(1, 30), which=st.integers(0, 1))
     def a_backup_of_the_status_is_restored(self, back: int, which: int) -> None:
-        old = self.memory[-min(back, len(self.memory))][1][0]
+        old = decode(self.memory[-min(back, len(self.memory))][1])[0]
         if old["metadata"]["uid"] != self.cluster.uid:
             return
         before = self.status.attempt
-        self.edit_status(copied(old.get("status") or {}))
+        self.edit_status(old.get("status") or {})
         if self.status.attempt < before:
             fired("an attempt restored")
 

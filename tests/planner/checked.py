@@ -67,12 +67,14 @@ class CheckedGang(Gang):
     def is_own_loop(self) -> bool:
         return "command" in self.cluster.job["spec"]["trainer"]
 
-    @precondition(lambda self: self.is_checked)
+    @precondition(lambda self: self.is_checked and not self.is_own_loop)
     @rule(ways=st.permutations(sorted(WAYS)), starts=st.sampled_from([True, True, False]))
     def checks_fare(self, ways: list[str], starts: bool) -> None:
         """That of this job, and of the next ones of its name."""
         for way in ways[:6]:
-            if self.cluster.job_is_gone or self.cluster.status.attempt or self.cluster.status.completion_time:
+            status, pod = self.cluster.status, self.check_pod()
+            has_ended = pod is not None and pod["status"]["phase"] in ("Succeeded", "Failed")
+            if self.cluster.job_is_gone or status.attempt or status.completion_time or has_ended:
                 self.cluster.apply_again()
                 self.begin_to_watch()
             self.is_slow = True

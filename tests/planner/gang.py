@@ -13,6 +13,7 @@ There are no hints: hypothesis decides when a pass comes.
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import jsonschema
@@ -35,6 +36,7 @@ from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
 from tpu_training_operator.domain.plan.common.pod_cleanup import is_on_lost_node
 from tpu_training_operator.domain.plan.plan import Freshness
 from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import Conflict
 
 SOAK = os.environ.get("SOAK") == "1"
@@ -48,10 +50,11 @@ LOOKS_AT_REST = 40
 
 
 LONGEST_STEP = timedelta(minutes=1)
-FITS = jsonschema.Draft7Validator(structural_schema(Status))
+_PARTS = {name: jsonschema.Draft7Validator(schema) for name, schema in structural_schema(Status)["properties"].items()}
 # What may meet in one job, besides what `apply_a_job` draws.
 FEATURES: dict[str, st.SearchStrategy[Any]] = {
     "moves": st.booleans(),
+    "climbs": st.booleans(),
     "is queued": st.booleans(),
     "is checked": st.sampled_from([False, False, True]),
     "policy": st.sampled_from(
@@ -136,7 +139,7 @@ class Gang(Surroundings):
     def begin_to_watch(self) -> None:
         self.status = self.cluster.status
         self.ledger = Ledger(self.limits, self.window)
-        self.memory = [(self.cluster.now, self.cluster.read_all())]
+        self.memory = [(self.cluster.now, self.cluster.picture())]
         self.names_are_late = False
         # Whether somebody has edited the status: then what it says is not what the operators wrote.
         self.is_edited = False
@@ -201,10 +204,11 @@ class Gang(Surroundings):
         operator = self.operators[which]
         listening = operator.inbox.listening_since
         knows_the_end = is_finished(before) and (how.get("has_heard_all", True) or operator.has_heard_of_every_write())
-        seen, now = operator.view(), operator.clock()
+        picture, inbox, now = cluster.picture(), operator.inbox, operator.clock()
         done = operator.work(**how)
 
         if not is_finished(before) and has_turned(before, cluster.status):
+            seen = operator.seen_in(picture, inbox)
             must_turn = was_there and decided(cluster, seen, now).freshness is not Freshness.CACHED
             assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         workers = (name for name in named(done, "create Pod/") if not is_placeholder(name, "digits"))
@@ -244,10 +248,11 @@ class Gang(Surroundings):
     def a_pass_of_the_second_operator_on_what_it_read_long_ago(self, data: st.DataObject, effects: int | None) -> None:
         # No read is older than five minutes.
         oldest = self.cluster.now - timedelta(minutes=5)
-        memory = [read for time, read in self.memory if oldest < time <= self.cluster.now] or [self.cluster.read_all()]
+        memory = [read for time, read in self.memory if oldest < time <= self.cluster.now] or [self.cluster.picture()]
         read_job = data.draw(st.integers(0, len(memory) - 1), label="job read at")
         read_pods = data.draw(st.integers(read_job, len(memory) - 1), label="pods read at")
-        seen = memory[read_job][0], memory[read_pods][1], memory[read_job][2]
+        job, _, workloads = decode(memory[read_job])
+        seen = job, decode(memory[read_pods])[1], workloads
         known = Status.read(seen[0].get("status")).attempt
         newer = [copied(pod) for pod in self.own_pods() if attempt_of(pod) > known]
         before, was_there = self.cluster.status, not self.cluster.job_is_gone
@@ -271,7 +276,8 @@ class Gang(Surroundings):
         before, after, now = self.status, self.cluster.status, self.cluster.now
         created = parse_time(self.cluster.job["metadata"]["creationTimestamp"])
         if before != after:
-            assert not list(FITS.iter_errors(self.cluster.job["status"])), "a status that the definition refuses"
+            parts = self.cluster.job["status"].items()
+            assert all(fits(name, encode(part)) for name, part in parts), "a status that the definition refuses"
         broken = [law for law in broken_laws(before, after, created) if not self.excuses(law)]
         assert broken == [], broken
         if not self.is_edited and not self.features["skew"]:
@@ -284,7 +290,7 @@ class Gang(Surroundings):
         if after.attempt > before.attempt:
             self.step = self.saved
         self.status = after
-        self.memory = [*self.memory, (self.cluster.now, self.cluster.read_all())][-LONGEST_MEMORY:]
+        self.memory = [*self.memory, (self.cluster.now, self.cluster.picture())][-LONGEST_MEMORY:]
 
     def excuses(self, law: str) -> bool:
         """Whether the law asks for what an edited status has lost."""
@@ -450,7 +456,7 @@ class Gang(Surroundings):
         """Until nothing changes and nothing is due. From then on no pass does anything, however late."""
         quiet = 0
         for _ in range(MOST_PASSES):
-            before = self.cluster.read()
+            before = self.cluster.picture()
             done = self.work(0)
             assert done.error is None or self.cluster.job_is_gone, done.error
             # The gang of a job that cannot be read may have begun to run unseen.
@@ -458,7 +464,7 @@ class Gang(Surroundings):
                 self.all_pods_finish_well()
             self.kubelets_work()
             self.cluster.now += done.again or timedelta(0)
-            quiet = quiet + 1 if self.cluster.read() == before else 0
+            quiet = quiet + 1 if self.cluster.picture() == before else 0
             # Looks again and again at what only an administrator can put right.
             is_helpless = self.cluster.status.state in self.other_rests() and quiet > LOOKS_AT_REST
             if quiet and (done.again is None or is_helpless):
@@ -479,6 +485,12 @@ LIMITS: dict[str, Callable[[Gang], None]] = {
     "a deadline": Gang.a_deadline_ends_it,
     "a suspension": Gang.the_user_suspends_it,
 }
+
+
+@lru_cache(10_000)
+def fits(name: str, part: bytes) -> bool:
+    """Whether the definition allows this part of a status. Most parts stay as they are when another changes."""
+    return name not in _PARTS or _PARTS[name].is_valid(decode(part))
 
 
 def has_turned(before: Status, after: Status) -> bool:

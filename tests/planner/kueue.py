@@ -49,7 +49,9 @@ def workload(cluster: ModelCluster, number: int | None = None) -> Object | None:
 
 def numbers(cluster: ModelCluster) -> list[int]:
     """The slices for which the job has a Workload. Rungs of a ladder begin with 101."""
-    return [number for number in (*range(5), *range(101, 105)) if workload(cluster, number) is not None]
+    found = {body["metadata"]["name"] for body in cluster.workloads()}
+    slices = (*range(5), *range(101, 105)) if found else ()
+    return [number for number in slices if workload_name(cluster.job["metadata"]["name"], cluster.uid, number) in found]
 
 
 def seen(cluster: ModelCluster, number: int | None = None) -> Workload:

@@ -80,9 +80,9 @@ class ModelCluster:
     def read(self) -> tuple[Object, list[Object]]:
         return copied(self.job), copied(list(self.pods.values()))
 
-    def read_all(self) -> tuple[Object, list[Object], list[Object]]:
-        """With the Workloads of the job."""
-        return *self.read(), copied(self.workloads())
+    def picture(self) -> bytes:
+        """Job, pods and the Workloads of the job, for `decode`: most pictures are never looked at."""
+        return encode([self.job, list(self.pods.values()), self.workloads()])
 
     def workloads(self) -> list[Object]:
         """Of the present job, in the order in which they were created."""

@@ -66,7 +66,7 @@ class MovingGang(Gang):
         if spec["slice"]["count"] == 2:
             spec["placement"]["count"] = {"min": 1, "waitForPreviousSeconds": 120}
             self.first = 2
-        if "entrypoint" in spec["trainer"] and self.limits["UserError"] == 1:
+        if "entrypoint" in spec["trainer"] and self.features["climbs"]:
             spec["ladder"] = {"rungs": [LOWER_RUNG]}
 
     def begin_to_watch(self) -> None:

@@ -31,6 +31,7 @@ from tpu_training_operator.kube.cluster import (
     Object,
     Resource,
 )
+from tpu_training_operator.kube.encoding import decode
 from tpu_training_operator.kube.errors import ApiError, NotFound
 from tpu_training_operator.kube.replica import Replica, Version
 from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
@@ -312,10 +313,14 @@ class Operator:
 
     def view(self, thinned: Callable[[Object], Object] = dict) -> Observed:
         """What the planner sees."""
-        job, pods = self._cluster.read()
+        return self.seen_in(self._cluster.picture(), self.inbox, thinned)
+
+    def seen_in(self, picture: bytes, inbox: Inbox, thinned: Callable[[Object], Object] = dict) -> Observed:
+        job, pods, workloads = decode(picture)
+        requests = Requests(self._cluster, (job, pods, workloads))
         pods = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == "digits"]
-        queue = _loop.run_until_complete(Queues(cast("Cluster", Requests(self._cluster))).of(job))
-        return replace(Observed.of(job, list(map(thinned, pods)), self.inbox), queue=queue)
+        queue = _loop.run_until_complete(Queues(cast("Cluster", requests)).of(job))
+        return replace(Observed.of(job, list(map(thinned, pods)), inbox), queue=queue)
 
 
 def look(cluster: ModelCluster) -> Plan:

@@ -55,7 +55,7 @@ class Surroundings(RuleBasedStateMachine):
     @rule(data=st.data(), ways=st.permutations(sorted(ENDINGS)))
     def workers_end(self, data: st.DataObject, ways: list[str]) -> None:
         """Each ends in its own way, and the operator must find out which was first."""
-        self.all_goes_well_for_a_while(2, which=0)
+        self.there_is_a_gang_again()
         for how in ways[:2]:
             self.befalls(data, how, ENDINGS[how])
 
@@ -65,9 +65,18 @@ class Surroundings(RuleBasedStateMachine):
             self.a_pass(which=0, order=0)
             self.befalls(data, how, STARTS[how])
 
-    @rule(data=st.data(), how=st.sampled_from(sorted(LOSSES)))
-    def a_pod_is_lost(self, data: st.DataObject, how: str) -> None:
-        self.befalls(data, how, LOSSES[how])
+    @rule(data=st.data(), ways=st.permutations(sorted(LOSSES)), again=st.sampled_from([True, True, False]))
+    def pods_are_lost(self, data: st.DataObject, ways: list[str], again: bool) -> None:
+        if again:
+            self.there_is_a_gang_again()
+        for how in ways[:2]:
+            self.befalls(data, how, LOSSES[how])
+
+    def there_is_a_gang_again(self) -> None:
+        """Otherwise half of what befalls a gang would meet a job that is over."""
+        if self.cluster.job_is_gone or is_finished(self.status):
+            self.the_user_applies_the_job_again()
+        self.all_goes_well_for_a_while(2, which=0)
 
     def befalls(self, data: st.DataObject, name: str, mishap: Mishap) -> None:
         if pods := self.own_pods():
