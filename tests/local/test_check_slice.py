@@ -42,7 +42,9 @@ def test_a_training_begins_once_its_slice_has_passed(runs: Runs, tmp_path: Path)
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_loop_of_the_users_own_follows_the_check_and_ends_as_it_would_without(runs: Runs, code: int) -> None:
-    run = runs.start(f'print("my own words"); sys.exit({code})', CHECKED, hosts=2)
+    # A restart would check the slice again.
+    once = {"runPolicy.restart.limits": [{"class": "Unknown", "max": 0}]}
+    run = runs.start(f'print("my own words"); sys.exit({code})', CHECKED | once, hosts=2)
     assert run.wait() == bool(code), run.stderr
     result = run.result()
     if code:
