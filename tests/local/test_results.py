@@ -117,13 +117,6 @@ def test_warnings_of_the_plan_are_in_the_result_and_at_the_end(runs: Runs) -> No
     assert f"  warning    {warning}" in run.stdout
 
 
-def test_the_logs_of_all_workers_are_kept(runs: Runs) -> None:
-    run = runs.start("print('I am host', HOST); print('and say so', file=sys.stderr)", hosts=2)
-    succeeded(run)
-    logs = [(run.out / "pods" / f"digits-1-0-{host}" / "log.txt").read_text().splitlines() for host in range(2)]
-    assert [sorted(lines) for lines in logs] == [[f"I am host {host}", "and say so"] for host in range(2)]
-
-
 def test_a_user_error_fails_the_run_with_the_end_of_the_log_and_ends_the_other_workers(runs: Runs) -> None:
     run = runs.start(FAIL_ON_HOST_1, hosts=4)
     assert run.wait() == 1
@@ -245,13 +238,15 @@ def test_a_directory_of_a_run_without_a_result_is_refused(runs: Runs, tmp_path: 
     assert "--output-dir out holds another" in run.stderr
 
 
-def test_what_the_workers_print_is_shown_on_request(runs: Runs) -> None:
-    script = r"print(f'hello from {HOST}\x1b[2J'); print('no newline', end='')"
+def test_what_the_workers_print_is_kept_and_shown_on_request(runs: Runs) -> None:
+    script = r"print(f'hello from {HOST}\x1b[2J'); print('and say so', file=sys.stderr); print('no newline', end='')"
     run = runs.start(script, hosts=2, arguments=["--output-dir", "out", "--verbose"])
     succeeded(run)
     for host in (0, 1):
         assert f"digits-1-0-{host}: hello from {host}\n" in run.stdout
         assert f"digits-1-0-{host}: no newline" in run.stdout
+        log = (run.out / "pods" / f"digits-1-0-{host}" / "log.txt").read_text()
+        assert sorted(log.splitlines()) == ["and say so", f"hello from {host}\x1b[2J", "no newline"]
 
 
 def test_a_job_that_this_machine_cannot_hold_is_refused_with_one_that_fits(runs: Runs, tmp_path: Path) -> None:
@@ -296,18 +291,12 @@ def test_a_result_that_could_not_be_written_is_no_success(runs: Runs) -> None:
     assert not (run.out / "result.json").is_symlink()
 
 
-def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
-    run = runs.start(TRAIN, environ={"TERM": "xterm-256color"})
-    succeeded(run)
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", run.stdout + run.stderr)
-
-
-def test_plain_output_shows_how_the_run_went(runs: Runs) -> None:
+def test_plain_output_shows_how_the_run_went_without_escape_codes(runs: Runs) -> None:
     until_it_is_shown = """
 report(150, loss=0.5, metrics={"accuracy": 0.5}, warnings=["host 1 is slow"])
 while not (HERE / "shown").exists(): time.sleep(0.01)
 """
-    run = runs.start(REPORT + until_it_is_shown + TRAIN)
+    run = runs.start(REPORT + until_it_is_shown + TRAIN, environ={"TERM": "xterm-256color"})
     run.wait_for_output("  metrics: accuracy 0.5")
     (run.directory / "shown").touch()
     succeeded(run)
@@ -328,6 +317,7 @@ while not (HERE / "shown").exists(): time.sleep(0.01)
     ]
     assert [line for line in lines if line in course] == course
     assert re.search(r"^Succeeded in \d+ s, 1 attempt$", run.stdout, re.MULTILINE)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", run.stdout + run.stderr)
 
 
 @pytest.mark.parametrize("taken", ["a file", "below a file"])
