@@ -24,7 +24,7 @@ from tpu_training_operator.domain.objects.shared import config_map
 # torch_xla 2.9 has no bounds for v3-16.
 UNKNOWN_TO_TORCH_XLA = ("v3-16",)
 # All workers of a small slice, but only the first, the middle and the last of a large one: each lists every address.
-SMALL = 64
+SMALL = 16
 
 SHAPES = [
     pytest.param(generation, shape, id=f"{shape.generation}-{shape.topology}-{shape.chips_per_host}t")

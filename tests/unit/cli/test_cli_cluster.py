@@ -350,7 +350,7 @@ REPORTS_ITS_PEAK = [
     "atexit.register(lambda: print(re.search('VmHWM: *([0-9]+)', status.read_text().replace('\\t', ' '))[1],"
     " file=sys.stderr)); main()",
 ]
-LONG = 200 * 2**20
+LONG = 100 * 2**20
 LINE = b"2026-01-15T12:00:00.123456789Z " + b"x" * 968 + b"\n"
 
 
@@ -363,7 +363,7 @@ LINE = b"2026-01-15T12:00:00.123456789Z " + b"x" * 968 + b"\n"
 def test_a_log_of_any_length_takes_the_same_memory(
     running: WatchedCluster, kubeconfig: Path, tmp_path: Path, arguments: list[str], piece: bytes, pieces: int
 ) -> None:
-    """200 MiB go through the command; what it takes above a log of two lines is less than a tenth of that."""
+    """100 MiB go through the command; what it takes above a log of two lines is less than a tenth of that."""
     command = [*REPORTS_ITS_PEAK, "logs", "digits", *arguments, "--kubeconfig", str(kubeconfig)]
 
     def peak() -> tuple[int, int]:
