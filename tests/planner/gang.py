@@ -24,7 +24,7 @@ from tests.planner import kubelet, scheduler
 from tests.planner.laws import OF_WHOLE_STATUSES, Ledger, active, broken_laws, is_finished
 from tests.planner.mishaps import TROUBLES, fired
 from tests.planner.model_cluster import ModelCluster, copied
-from tests.planner.operators import Crash, Operator, Pass, Trouble, decided
+from tests.planner.operators import Crash, Operator, Pass, Trouble, decided, seen_in
 from tests.planner.story import ready_message
 from tests.planner.surroundings import Surroundings
 from tests.unit.jobs import restart_limits
@@ -208,7 +208,7 @@ class Gang(Surroundings):
         done = operator.work(**how)
 
         if not is_finished(before) and has_turned(before, cluster.status):
-            seen = operator.seen_in(picture, inbox)
+            seen = seen_in(cluster, picture, inbox)
             must_turn = was_there and decided(cluster, seen, now).freshness is not Freshness.CACHED
             assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         workers = (name for name in named(done, "create Pod/") if not is_placeholder(name, "digits"))

@@ -311,27 +311,28 @@ class Operator:
     def inbox(self) -> Inbox:
         return Inbox() if self.inboxes is None else self.inboxes.of(KEY)
 
-    def view(self, thinned: Callable[[Object], Object] = dict) -> Observed:
-        """What the planner sees."""
-        return self.seen_in(self._cluster.picture(), self.inbox, thinned)
 
-    def seen_in(self, picture: bytes, inbox: Inbox, thinned: Callable[[Object], Object] = dict) -> Observed:
-        job, pods, workloads = decode(picture)
-        requests = Requests(self._cluster, (job, pods, workloads))
-        pods = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == "digits"]
-        queue = _loop.run_until_complete(Queues(cast("Cluster", requests)).of(job))
-        return replace(Observed.of(job, list(map(thinned, pods)), inbox), queue=queue)
+def seen_in(
+    cluster: ModelCluster, picture: bytes, inbox: Inbox, thinned: Callable[[Object], Object] = dict
+) -> Observed:
+    """What the planner sees in a picture of the cluster."""
+    job, pods, workloads = decode(picture)
+    requests = Requests(cluster, (job, pods, workloads))
+    pods = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == "digits"]
+    queue = _loop.run_until_complete(Queues(cast("Cluster", requests)).of(job))
+    return replace(Observed.of(job, list(map(thinned, pods)), inbox), queue=queue)
 
 
 def look(cluster: ModelCluster) -> Plan:
     """What the planner would do now; nothing is carried out."""
-    operator = Operator(cluster, cluster.inboxes)
-    seen = operator.view()
+    picture = cluster.picture()
+    inbox = Inbox() if cluster.inboxes is None else cluster.inboxes.of(KEY)
+    seen = seen_in(cluster, picture, inbox)
     # With notes, the plan also says why a gang waits.
     planned = decided(cluster, replace(seen, notes=Notes()))
     # Without pods the two views are equal.
     if cluster.pods:
-        assert planned == decided(cluster, replace(operator.view(slim), notes=Notes())), (
+        assert planned == decided(cluster, replace(seen_in(cluster, picture, inbox, slim), notes=Notes())), (
             "the same view, another plan; or a slimmed pod lacks a field that the planner reads"
         )
     return decided(cluster, seen)
