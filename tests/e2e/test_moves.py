@@ -25,8 +25,9 @@ from tests.e2e.training import NAME, Losses, Training, started
 MOVE_SECONDS = NODE_GRACE_SECONDS + 290
 GONE_SECONDS = 60.0
 
-WISHED, SMALLER = "v5litepod-16", "v5litepod-8"
-# Two nodes stand for more: one has the chips of four hosts, the other those of two.
+WISHED, SMALLER = "v5litepod-8", "v5litepod-4"
+HOSTS, FEWER = 2, 1
+"""Of the two. Two nodes stand for more: one has the chips of two hosts, the other those of one."""
 CHIPS = 4
 # Slow enough that the first attempts see all of the story.
 PACE = 1.0
@@ -37,7 +38,7 @@ MOVES: dict[str, Any] = {
         "resources": {"limits": {"google.com/tpu": str(CHIPS)}},
         "tolerations": [{"key": "google.com/tpu", "operator": "Exists"}],
     },
-    # The numbers of the undisturbed training on two hosts, whose rate is constant: its first steps are the same.
+    # The numbers of the undisturbed training, whose rate is constant: its first steps are the same.
     "recipe": {
         "globalBatchSize": 64,
         "trainSteps": STEPS,
@@ -49,13 +50,13 @@ MOVES: dict[str, Any] = {
 
 @pytest.fixture
 def nodes(cluster: Cluster, quick_start: dict[str, str], alone: None) -> Iterator[tuple[str, str]]:
-    """One for four workers, and the operator's, for two. The first four go to the first one."""
+    """One for all workers, and the operator's, for fewer. The first workers go to the first one."""
     if not cluster.owns_nodes:
         pytest.skip("takes nodes away; this cluster is somebody else's")
     small = operator_pod(cluster)["spec"]["nodeName"]
     [large] = [node for node in cluster.nodes if node != small]
-    for node, hosts in ((large, 4), (small, 2)):
-        cluster.make_tpu_node(node, "tpu-v5-lite-podslice", "4x4", chips=hosts * CHIPS, pool="v5e")
+    for node, hosts in ((large, HOSTS), (small, FEWER)):
+        cluster.make_tpu_node(node, "tpu-v5-lite-podslice", "2x4", chips=hosts * CHIPS, pool="v5e")
     cluster.kubectl("cordon", small)
     yield large, small
     cluster.kubectl("uncordon", small)
@@ -85,7 +86,7 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
     placement = {"alternatives": [smaller], "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1}
     with started(cluster, storage, PACE, {LAST_PACED: "3"}, placement=placement, **MOVES) as training:
         training.wait_attempt()
-        cut_off = [training.pod(host) for host in range(4)]
+        cut_off = [training.pod(host) for host in range(HOSTS)]
         cluster.kubectl("uncordon", small)
         training.wait_checkpoint()
         with without(cluster, large):
@@ -104,10 +105,10 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
     told, found = training.chronicle, status["placement"]
     recoveries["node lost"] = recovery(told, 2)
 
-    assert (lost["status"], still_running) == ("Unknown", [True] * 4)
+    assert (lost["status"], still_running) == ("Unknown", [True] * HOSTS)
     failure = status["firstFailure"]
     # The control plane gives up on one pod after the other, in an order of its own.
-    workers = [f"{NAME}-1-0-{host}" for host in range(4)]
+    workers = [f"{NAME}-1-0-{host}" for host in range(HOSTS)]
     assert (failure["class"], failure["node"], failure["pod"] in workers) == ("Infrastructure", large, True)
     assert status["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 1}]
     assert [(move["fromSlice"], move["toSlice"], move["reason"]) for move in found["moves"]] == [
@@ -117,7 +118,7 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
     assert set(found["chipSeconds"]) == {WISHED, SMALLER, "placeholders"}
     assert told.attempts() == [1, 2, 3, 4]
     assert nodes_of(told, 3) == {small}
-    assert left == [f"{NAME}-4-0-{host}" for host in range(4)]
+    assert left == [f"{NAME}-4-0-{host}" for host in range(HOSTS)]
     assert (status["state"], status["progress"]["step"]) == ("Succeeded", STEPS)
     # The history has the steps of the attempts that could leave one: those from the restored step on.
     assert set(losses) >= set(range(found["moves"][1]["step"], STEPS + 1))
