@@ -51,7 +51,7 @@ class ApiClient:
     """Calls with bearer token `token`, from any thread.
 
     Connections are kept, because a new one costs client and server four milliseconds of CPU time and the call itself
-    one; a test that waits calls twenty times a second. One that the server has closed since, by a restart, is dropped.
+    one; a test that waits calls many times. One that the server has closed since, by a restart, is dropped.
     """
 
     def __init__(self, server: str, ca_file: Path, token: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.cluster.deadlines import deadline
 
 LOG_TAIL_LINES = 30
-POLL_SECONDS = 0.05
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
 
 _LAUNCHER = str(Path(__file__).with_name("launch.py"))
 
@@ -107,15 +107,16 @@ def start_ticks(pid: int) -> int | None:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> None:
-    """Polls `condition` until it holds. Raises TimeoutError, naming `what`, after `timeout` seconds, or later under
-    load (see `deadline`)."""
+    """Polls `condition` until it holds, and less often the longer that takes: each time costs the API server something.
+
+    Raises TimeoutError, naming `what`, after `timeout` seconds, or later under load (see `deadline`)."""
     started = time.monotonic()
     while not condition():
         # The load is looked at when the time is over: what slows a wait down may begin after the wait does.
         waited = time.monotonic() - started
         if waited > timeout and waited > deadline(timeout):
             raise TimeoutError(f"not so after {waited:.3g} s: {what}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(min(max(POLL_SECONDS, waited / 20), LONGEST_POLL_SECONDS))
 
 
 class Child:
