@@ -1,4 +1,4 @@
-"""A client of the Kubernetes API, with JSON, for the operator and the command line.
+"""A client of the Kubernetes API, with JSON and aiohttp, for the operator and the command line.
 
 The client waits for the request's turn (`kube.turns`), and makes the short pauses that the server asks for (429, or 503
 with Retry-After). Every other failure goes to the caller, who decides whether to try again.
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import os
-import ssl
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext
@@ -21,9 +21,10 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Generic, TypeVar
 
+import aiohttp
+
 from tpu_training_operator.api.constants import MANAGER
 from tpu_training_operator.kube.cluster import EVENTS, PODS, Object, Resource, resource_of
-from tpu_training_operator.kube.connections import Answer, Connections, TimeLimits
 from tpu_training_operator.kube.credentials import Credentials
 from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError, Silence, TooLarge, Unavailable, error_of, quote
@@ -43,8 +44,8 @@ _LONGEST_BODY = 8 * 2**20
 _PAGES_AT_ONCE = 2
 # A list ends after this many objects. Not all events of a pod are needed.
 _MOST: Mapping[Resource, int] = {EVENTS: 100}
-_CONNECT_SECONDS = 5.0
-_LIMITS = TimeLimits(_CONNECT_SECONDS, total=30.0)
+_TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+_CONNECT_SECONDS = 5
 # The server ends an idle watch, so a connection that stays silent for longer is dead.
 _WATCH_SECONDS = 50
 _SILENT_WATCH_SECONDS = 60.0
@@ -57,6 +58,7 @@ _TOKEN_LIFETIME = 60.0
 # A larger change of the difference between the clocks is logged.
 _NOTABLE_OFFSET = timedelta(seconds=10)
 _SECOND = timedelta(seconds=1)
+_TLS_OBJECT = re.compile(r" ssl:(<[^>]*>|\S+)")
 
 # Returns what a list keeps of an object; None leaves the object out.
 Keep = Callable[[Object], T | None]
@@ -161,12 +163,13 @@ class ClientOptions:
 class Client:
     """Implements the `Cluster` protocol with an API server; also offers pages, watches and streams."""
 
-    def __init__(self, connections: Connections, credentials: Credentials, options: ClientOptions) -> None:
-        self._connections = connections
+    def __init__(self, session: aiohttp.ClientSession, credentials: Credentials, options: ClientOptions) -> None:
+        self._session = session
         self._credentials = credentials
         self._options = options
         self._turns = options.turns
         self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
+        self._ssl = credentials.ssl_context()
         self._authorization: str | None = None
         self._authorized_at = float("-inf")
         self.last_answer = time.monotonic()
@@ -275,16 +278,16 @@ class Client:
         self, path: str, query: Mapping[str, str], *, silent_seconds: float
     ) -> AsyncGenerator[bytes, None]:
         """Yields a long answer in pieces of any length. Raises Silence after `silent_seconds` without one."""
-        limits = TimeLimits(_CONNECT_SECONDS, silence=silent_seconds)
+        limits = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=silent_seconds)
         async with self._answer(_HttpRequest("GET", path, query=query, limits=limits)) as response:
             try:
-                async for piece in response.pieces():
+                async for piece in response.content.iter_any():
                     yield piece
             except TimeoutError:
                 raise Silence(0, "Silence", f"GET {path}: no data for {silent_seconds:g} s") from None
 
     @asynccontextmanager
-    async def _answer(self, request: "_HttpRequest") -> AsyncIterator[Answer]:
+    async def _answer(self, request: "_HttpRequest") -> AsyncIterator[aiohttp.ClientResponse]:
         """Yields a successful answer before its body is read. An error while the caller reads it becomes an
         ApiError."""
         paused = 0.0
@@ -304,7 +307,7 @@ class Client:
                     await asyncio.sleep(pause)
 
     @asynccontextmanager
-    async def _send(self, request: "_HttpRequest") -> AsyncIterator[Answer]:
+    async def _send(self, request: "_HttpRequest") -> AsyncIterator[aiohttp.ClientResponse]:
         # A small compressed answer could become a large one before its bytes are counted.
         headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
         if authorization := await self._current_authorization():
@@ -312,20 +315,26 @@ class Client:
         if request.sent is not None:
             kind = "merge-patch+json" if request.method == "PATCH" else "json"
             headers["Content-Type"] = f"application/{kind}"
-        method, data = request.method, None if request.sent is None else encode(request.sent)
+        method, url = request.method, self._credentials.server.rstrip("/") + request.path
         began, asked = time.monotonic(), self.clock.local()
         try:
-            async with self._connections.request(
-                method, request.path, data=data, query=request.query, headers=headers, limits=request.limits
+            async with self._session.request(
+                method,
+                url,
+                data=None if request.sent is None else encode(request.sent),
+                params=request.query,
+                headers=headers,
+                ssl=self._ssl,
+                timeout=request.limits,
             ) as response:
-                self.clock.learn(response.headers.get("date"), asked, self.clock.local())
+                self.clock.learn(response.headers.get("Date"), asked, self.clock.local())
                 if response.status == 401:
                     # The token was replaced earlier than expected.
                     self._authorized_at = float("-inf")
                 else:
                     self.last_answer = time.monotonic()
                 yield response
-        except OSError as error:
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             self._options.on_answer(method, 0, time.monotonic() - began)
             raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {_why_no_answer(error)}") from error
         self._options.on_answer(method, response.status, time.monotonic() - began)
@@ -337,10 +346,13 @@ class Client:
         return self._authorization
 
 
-def _why_no_answer(error: OSError) -> str:
-    number = 0 if isinstance(error, ssl.SSLError) else error.errno or 0
-    # What asyncio says of a refused connection is about the socket.
-    return os.strerror(number).lower() if number > 0 else error.strerror or str(error) or type(error).__name__
+def _why_no_answer(error: Exception) -> str:
+    """Returns the error in words. What aiohttp says of a failed connection names its own objects."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        cause = error.os_error
+        number = cause.errno or 0
+        return os.strerror(number).lower() if number > 0 else cause.strerror or str(cause)
+    return _TLS_OBJECT.sub("", str(error)) or type(error).__name__
 
 
 @asynccontextmanager
@@ -348,11 +360,8 @@ async def connect(credentials: Credentials, options: ClientOptions | None = None
     """Yields a client with its own connections, which are closed at the end."""
     options = options or ClientOptions()
     # A request that has its turn must find a connection: the writes of batches take at most half of them.
-    connections = Connections(credentials.server, credentials.ssl_context(), options.connections)
-    try:
-        yield Client(connections, credentials, options)
-    finally:
-        await connections.close()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=options.connections)) as session:
+        yield Client(session, credentials, options)
 
 
 @dataclass(frozen=True)
@@ -361,7 +370,7 @@ class _HttpRequest:
     path: str
     sent: Object | None = None
     query: Mapping[str, str] | None = None
-    limits: TimeLimits = field(default_factory=lambda: _LIMITS)
+    limits: aiohttp.ClientTimeout = field(default_factory=lambda: _TIMEOUT)
 
 
 def _path_of(body: Object) -> str:
@@ -369,13 +378,13 @@ def _path_of(body: Object) -> str:
     return f"{resource_of(body).path(metadata['namespace'])}/{metadata['name']}"
 
 
-async def _read(response: Answer) -> bytearray:
+async def _read(response: aiohttp.ClientResponse) -> bytearray:
     """Returns the body. Raises TooLarge as soon as it is too long, which closes the connection."""
     body = bytearray()
-    async for piece in response.pieces():
+    async for piece in response.content.iter_any():
         body += piece
         if len(body) > _LONGEST_BODY:
-            what = f"{response.method} {response.path}"
+            what = f"{response.method} {response.url.path}"
             raise TooLarge(response.status, "TooLarge", f"{what}: the answer is longer than {_LONGEST_BODY} bytes")
     return body
 
@@ -404,7 +413,7 @@ def _json_object(body: bytes | bytearray) -> Object | None:
     return value if isinstance(value, dict) else None
 
 
-async def _refusal(response: Answer, pause: float) -> ApiError:
+async def _refusal(response: aiohttp.ClientResponse, pause: float) -> ApiError:
     body = await _read(response)
     answer = _json_object(body)
     if answer is None or "kind" not in answer:
@@ -413,9 +422,9 @@ async def _refusal(response: Answer, pause: float) -> ApiError:
     return error_of(response.status, reason, message, method=response.method, retry_after=pause)
 
 
-def _requested_pause(response: Answer) -> float | None:
+def _requested_pause(response: aiohttp.ClientResponse) -> float | None:
     """Returns seconds; None if the server does not ask for a pause. A 429 asks for one even without a duration."""
-    text = response.headers.get("retry-after", "")
+    text = response.headers.get("Retry-After", "")
     if response.status != 429 and (response.status != 503 or not text):
         return None
     return min(float(text) if text.isdigit() else 1.0, _LONGEST_RETRY_AFTER)

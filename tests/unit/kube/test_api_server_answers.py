@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.client import Configuration
@@ -28,7 +29,6 @@ from tests.fakes.objects import config_map
 from tpu_training_operator.kube import client
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, Object
-from tpu_training_operator.kube.connections import TimeLimits
 from tpu_training_operator.kube.errors import (
     AlreadyExists,
     ApiError,
@@ -329,7 +329,7 @@ async def test_a_server_that_says_nothing_is_unavailable(
         return web.Response()
 
     server.answers = [keeps_silent]
-    monkeypatch.setattr(client, "_LIMITS", TimeLimits(connect=5.0, total=0.05))
+    monkeypatch.setattr(client, "_TIMEOUT", aiohttp.ClientTimeout(total=0.05))
     failure = await failure_of(get(cluster))
     released.set()
     assert (type(failure), failure.status) == (Unavailable, 0)

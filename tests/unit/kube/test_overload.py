@@ -36,7 +36,7 @@ FULL_RATE = PLACES / ANSWER_SECONDS
 
 
 class Server:
-    """Takes the place of the connections. `created`, `refused`: requests by the second in which they arrived."""
+    """Takes the place of aiohttp's session. `created`, `refused`: requests by the second in which they arrived."""
 
     def __init__(self, taken: int) -> None:
         self.taken = taken
@@ -46,7 +46,7 @@ class Server:
         self._under_way = 0
 
     @asynccontextmanager
-    async def request(self, method: str, path: str, *, data: bytes | None = None, **_: Any) -> AsyncIterator[Any]:
+    async def request(self, method: str, url: str, *, data: bytes | None = None, **_: Any) -> AsyncIterator[Any]:
         second = int(asyncio.get_running_loop().time())
         if method == "GET":
             await asyncio.sleep(ANSWER_SECONDS)
@@ -56,7 +56,7 @@ class Server:
         assert data is not None
         if second in OVERLOAD and self._under_way >= self.taken:
             self.refused[second] += 1
-            yield answer(429, {"kind": "Status", "reason": "TooManyRequests"}, {"retry-after": "1"})
+            yield answer(429, {"kind": "Status", "reason": "TooManyRequests"}, {"Retry-After": "1"})
             return
         self._under_way += 1
         try:
@@ -73,7 +73,10 @@ def answer(status: int, body: object, headers: dict[str, str] | None = None) -> 
     async def pieces() -> AsyncIterator[bytes]:
         yield encode(body)
 
-    return SimpleNamespace(status=status, headers=headers or {}, pieces=pieces, method="POST", path="/")
+    content = SimpleNamespace(iter_any=pieces)
+    return SimpleNamespace(
+        status=status, headers=headers or {}, content=content, method="POST", url=SimpleNamespace(path="/")
+    )
 
 
 async def restart(client: Client, server: Server, name: str) -> None:
@@ -112,8 +115,8 @@ async def slowest_read(client: Client) -> float:
 
 async def storm(taken: int) -> tuple[Server, float]:
     server = Server(taken)
-    connections: Any = server
-    client = Client(connections, Credentials(Configuration()), ClientOptions())
+    session: Any = server
+    client = Client(session, Credentials(Configuration()), ClientOptions())
     # Reads the token in a thread, once.
     await client.get(CONFIG_MAPS, "default", "data")
     reader = asyncio.create_task(slowest_read(client))
