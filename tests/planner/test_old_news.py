@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.planner import kubelet
+from tests.planner.checks import test_entry_check as checks
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import Operator, Pass
 from tests.planner.scheduler import place_all
@@ -50,6 +51,40 @@ def test_workers_are_not_created_beside_those_of_an_earlier_attempt() -> None:
     done = knowing_only_the_job(late)
     assert not [effect for effect in done.effects if effect.startswith("create Pod")]
     assert {pod["metadata"]["labels"]["tpu-operator.dev/attempt"] for pod in cluster.pods.values()} <= {"1"}
+
+
+def test_the_failed_worker_keeps_its_log_although_it_is_last_known_to_run() -> None:
+    cluster = ModelCluster()
+    late, other = Operator(cluster), Operator(cluster)
+    for _ in range(2):
+        other.work()
+    all_start(cluster)
+    other.work()
+    late.hear(jobs=ALL, pods=ALL)
+    failed, *peers = sorted(cluster.pods)
+    kubelet.end(cluster, cluster.pods[failed], code=137)
+    other.work()
+    assert cluster.status.last_failure.pod == failed
+    done = knowing_only_the_job(late)
+    assert sorted(done.effects) == [f"delete Pod/{name}" for name in peers]
+    assert failed in cluster.pods
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_the_entry_check_keeps_its_log_although_it_is_last_known_to_run(suspended: bool) -> None:
+    cluster = checks.given_a_check(checks.AUTO)
+    late, other = Operator(cluster), Operator(cluster)
+    kubelet.start(cluster, cluster.pods[checks.POD])
+    late.hear(jobs=ALL, pods=ALL)
+    kubelet.end(cluster, cluster.pods[checks.POD])
+    while cluster.status.attempt == 0:
+        other.work()
+    if suspended:
+        cluster.edit_run_policy(suspend=True)
+        other.work()
+        assert cluster.status.state is State.SUSPENDED
+    knowing_only_the_job(late)
+    assert checks.POD in cluster.pods
 
 
 def test_an_operator_knows_what_it_has_done_before_a_watch_tells_it() -> None:

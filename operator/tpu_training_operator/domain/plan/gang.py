@@ -52,7 +52,7 @@ def keep_alive(ctx: Context) -> Plan:
     unknown = later_workers(ctx.observed, ctx.attempt)
     if ctx.missing and unknown and may_be_newer_than_read(unknown, ctx.now):
         return Plan(again=_READ_AGAIN)
-    unwanted = delete_pods(ctx.leftovers, ctx.now)
+    unwanted = delete_pods(ctx.leftovers, ctx.now, ctx.reads_to_delete(ctx.leftovers))
     if unwanted or find_blockers(ctx.leftovers) or ctx.awaits_last_failure:
         return Plan(unwanted, again=_READ_AGAIN if ctx.awaits_last_failure else None)
     if any(pod.option_number != ctx.option.number for pod in ctx.observed.of_attempt(ctx.attempt)):

@@ -10,7 +10,7 @@ gang. Without it,
 - workers would be created beside those of an earlier attempt;
 - the workers' names would resolve to addresses that other pods may have by now;
 - quota would be given back while workers that are not known yet still use the chips;
-- a worker that has ended with its job would be deleted as if it still ran, and its log with it.
+- a worker that has ended with its job, or has failed, would be deleted as if it still ran, and its log with it.
 
 A plan that changes the course of its job by a status alone needs only the present pods: the status is not written
 unless the job is still the one that was read.

@@ -10,7 +10,7 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.replace import replace
 from tpu_training_operator.api.status import Activity, Goodput
-from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod, WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import Queue, workload_name
 from tpu_training_operator.domain.job.naming import WorkerId, workers
@@ -28,6 +28,7 @@ from tpu_training_operator.domain.plan.common.accounts import (
     start_goodput,
 )
 from tpu_training_operator.domain.plan.common.conditions import JobState
+from tpu_training_operator.domain.plan.plan import Freshness
 
 # How long to wait until a failed worker is reported as ended, so that its log can be kept.
 _LAST_MOMENT = timedelta(seconds=10)
@@ -88,16 +89,32 @@ class Context(JobState):
         pod = self.observed.entry_check_pod
         if pod is None or self.is_checking:
             return []
-        is_over = find(self.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
-        return [] if pod.has_ended and is_over and not self._is_out_of_quota else [pod]
+        return [] if pod.has_ended and self._has_wanted_log(pod) else [pod]
+
+    def _has_wanted_log(self, pod: WorkerPod) -> bool:
+        """Returns whether the pod is kept for its log once it has ended: the worker that failed last, or the entry
+        check. A pod that has ended holds no chips, but a quota may count it, so it is deleted if a quota refuses a
+        worker."""
+        if isinstance(pod, EntryCheckPod):
+            checked = find(self.status.conditions, ConditionType.ENTRY_CHECK_PASSED)
+            is_wanted = checked is not None and not self.is_checking
+        else:
+            failure = self.status.last_failure
+            is_wanted = failure is not None and pod.name == failure.pod
+        return is_wanted and not self._is_out_of_quota
 
     def _is_kept(self, pod: WorkerPod) -> bool:
-        """Returns whether the pod is the worker that failed last, which is kept for its log. A pod that has ended holds
-        no chips, but a quota may count it, so it is deleted if a quota refuses a worker."""
+        """Returns whether the pod is the worker that failed last, and has ended or is about to."""
         failure = self.status.last_failure
-        if failure is None or pod.name != failure.pod or pod.is_terminating or self._is_out_of_quota:
+        if failure is None or pod.is_terminating or not self._has_wanted_log(pod):
             return False
         return pod.has_ended or (pod.is_about_to_end and self.now < parse_time(failure.time) + _LAST_MOMENT)
+
+    def reads_to_delete(self, pods: Sequence[WorkerPod]) -> Freshness:
+        """Returns the reads that a deletion of these pods must rest on. One that is kept once it has ended may have
+        ended since an old read."""
+        may_have_ended = (pod for pod in pods if not pod.has_ended and not pod.is_terminating)
+        return Freshness.FRESH_PODS if any(map(self._has_wanted_log, may_have_ended)) else Freshness.CACHED
 
     @property
     def awaits_last_failure(self) -> bool:

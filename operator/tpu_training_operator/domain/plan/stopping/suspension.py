@@ -52,7 +52,7 @@ def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     if ctx.is_suspended:
         # Workers may report what they saved until they have stopped.
         status = replace(status, goodput=ctx.status.goodput if running else ctx.goodput_of_stopped())
-        batches = (*delete_pods(pods, ctx.now), *leave_queue(ctx, pods))
+        batches = (*delete_pods(pods, ctx.now, ctx.reads_to_delete(pods)), *leave_queue(ctx, pods))
         return Plan(batches, ctx.present(status, ready), events, look_again(pods, ctx.now))
     # The condition comes before any worker is stopped: without it, the next pass would take a stopped worker for a
     # failed one.
