@@ -4,7 +4,6 @@ No operator runs, so no worker prints a table: tests/e2e/test_check_slice.py has
 """
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.jobs import Namespace
-from tests.controlplane.test_cli_cluster import PROGRAM
+from tests.controlplane.tpujob import tpujob
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nightly" / "check_slice.yaml"
 [CRONJOB] = (body for body in yaml.safe_load_all(EXAMPLE.read_text()) if body["kind"] == "CronJob")
@@ -30,25 +29,22 @@ def space(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespa
         yield space
 
 
-def tpujob(space: Namespace, account: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def tpujob_as(space: Namespace, account: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     config = space.cluster.service_account_kubeconfig(space.name, account)
-    where = ("-n", space.name, "--kubeconfig", str(config))
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments, *where], capture_output=True, text=True, check=False
-    )
+    return tpujob(*arguments, "-n", space.name, "--kubeconfig", str(config))
 
 
 def test_the_rights_of_the_nightly_example_suffice(space: Namespace) -> None:
     [_, _, _, command] = POD["containers"][0]["command"]
     arguments = [*POD["containers"][0]["args"], "--timeout=5"]
-    done = tpujob(space, POD["serviceAccountName"], command, *arguments)
+    done = tpujob_as(space, POD["serviceAccountName"], command, *arguments)
     assert "forbidden" not in done.stderr
     assert (done.returncode, "no operator has seen the job" in done.stderr) == (2, True), done.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 
 
 def test_without_rights_no_job_is_created_and_the_rights_are_named(space: Namespace) -> None:
-    done = tpujob(space, "default", "check-slice", "v5litepod-16", "--image", "i")
+    done = tpujob_as(space, "default", "check-slice", "v5litepod-16", "--image", "i")
     assert (done.returncode, "needed: create, delete" in done.stderr) == (2, True), done.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 

@@ -23,9 +23,9 @@ from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
+from tests.controlplane.tpujob import PROGRAM, tpujob
 from tests.stories import Group, Stories, selected, told_together
 
-PROGRAM = "from tpu_training_operator.cli.main import main; main()"
 # The rights that `tpujob` documents.
 RIGHTS = [
     {"apiGroups": ["tpu-operator.dev"], "resources": ["tputrainingjobs"], "verbs": ["get", "list", "watch"]},
@@ -61,14 +61,13 @@ class Reading:
         return cls(Namespace(cluster, namespace), cluster.service_account_kubeconfig(namespace, "reader"))
 
     def tpujob(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self._command(*arguments), capture_output=True, text=True, check=False)
+        return tpujob(*arguments, *self._where())
 
     def watch(self) -> "Watch":
-        return Watch(self._command("watch", "digits"))
+        return Watch([sys.executable, "-c", PROGRAM, "watch", "digits", *self._where()])
 
-    def _command(self, *arguments: str) -> list[str]:
-        where = ("-n", self.space.name, "--kubeconfig", str(self.kubeconfig))
-        return [sys.executable, "-c", PROGRAM, *arguments, *where]
+    def _where(self) -> tuple[str, ...]:
+        return ("-n", self.space.name, "--kubeconfig", str(self.kubeconfig))
 
 
 class Watch:

@@ -23,7 +23,8 @@ from tests.cluster.kwok import cpu_nodes_for
 from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.test_cli_cluster import PROGRAM, Reading
+from tests.controlplane.test_cli_cluster import Reading
+from tests.controlplane.tpujob import PROGRAM, tpujob
 from tests.stories import Group, Stories, selected, told_together
 
 HOLD = "example.com/hold"
@@ -36,13 +37,16 @@ class User:
     space: Namespace
 
     def command(self, *arguments: str) -> list[str]:
+        """Starts an interpreter, for a story with a terminal or an interrupt."""
         # A shell's background job, which a test run may be, has its interrupts ignored, and its children inherit that.
         program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {PROGRAM}"
-        where = ("-n", self.space.name, "--kubeconfig", str(self.space.cluster.kubeconfig))
-        return [sys.executable, "-uc", program, *arguments, *where]
+        return [sys.executable, "-uc", program, *arguments, *self._where()]
+
+    def _where(self) -> tuple[str, ...]:
+        return ("-n", self.space.name, "--kubeconfig", str(self.space.cluster.kubeconfig))
 
     def tpujob(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return tpujob(*arguments, *self._where())
 
     def succeeds(self, *arguments: str) -> str:
         done = self.tpujob(*arguments)
@@ -180,12 +184,12 @@ def a_job_of_another_context_is_found_there_alone(user: User) -> None:
     path.write_text(yaml.safe_dump(config | {"contexts": [here, other], "current-context": "other"}))
     space.apply(digits())
 
-    def tpujob(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def chosen_by_variable(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", PROGRAM, *arguments]
         return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "KUBECONFIG": str(path)})
 
-    assert "there is no job 'digits' in namespace 'default'" in tpujob("suspend", "digits").stderr
-    told = tpujob("suspend", "digits", "--context", "here").stdout
+    assert "there is no job 'digits' in namespace 'default'" in chosen_by_variable("suspend", "digits").stderr
+    told = chosen_by_variable("suspend", "digits", "--context", "here").stdout
     assert told.endswith(f" tpujob resume digits -n {space.name} --context here\n")
     path.unlink()
 
