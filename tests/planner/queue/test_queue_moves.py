@@ -481,6 +481,10 @@ def test_a_rung_whose_queue_is_no_longer_named_says_so() -> None:
     goes_on(cluster)
     assert (cluster.status.state, len(kueue.numbers(cluster))) == (State.BLOCKED, 1)
     assert "name the queue again" in ready_message(cluster)
+    # Its Workload alone still says that the job was queued, so it stays; its quota goes where Kueue wants it.
+    kueue.evict(cluster, "Preempted", 101)
+    goes_on(cluster)
+    assert (len(kueue.numbers(cluster)), kueue.seen(cluster, 101).holds_quota) == (1, False)
 
 
 def test_a_ladder_whose_status_is_lost_begins_again_with_the_quota_of_its_first_rung() -> None:

@@ -154,8 +154,8 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
         problem = "the job now asks Kueue for another slice, but its label"
         queue = replace(queue, problem=f"{problem} {constants.LABEL_QUEUE} is gone: name the queue again")
     batches = delete_pods(workers, ctx.now)
-    if not active and not queue.problem:
-        batches = (*batches, *_next_step(ctx, queue))
+    if not active:
+        batches = (*batches, *(_release_left_behind(ctx, queue) if queue.problem else _next_step(ctx, queue)))
     ready = describe_wait(queue, len(active))
     status = replace(ctx.status, resolved=ctx.resolution.resolved)
     if ctx.attempt and not active:
@@ -183,6 +183,13 @@ def _next_step(ctx: Context, queue: Queue) -> Batches:
     if workload.is_evicted and workload.holds_quota:
         return (release_quota(workload, ctx.now),)
     return () if queue.is_prebuilt else pass_on_labels(queue)
+
+
+def _release_left_behind(ctx: Context, queue: Queue) -> Batches:
+    """Gives back what Kueue wants back of the quota of slices that the job has left. Their Workloads stay while the job
+    names no queue (`_find_unneeded`)."""
+    left = [entry.workload for entry in queue.others if entry.workload is not None]
+    return tuple(release_quota(workload, ctx.now) for workload in left if workload.is_evicted and workload.holds_quota)
 
 
 def release_quota(workload: Workload, now: datetime) -> Batch:
