@@ -94,8 +94,8 @@ PARTS = {
     "mlp": Part(Length(50, 400), 5, Length(20, 80), partial(of_loops, "mlp"), loops_table),
     "transformer": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "transformer"), loops_table),
     "deep": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "deep"), loops_table),
-    # The warm-up takes what has been read ahead while the first step was compiled: 28 batches by torch_xla's loader.
-    "images": Part(Length(60, 200), 3, Length(40, 20), of_images, images_table),
+    # The warm-up uses up what was read ahead while the first step was compiled: 28 batches by torch_xla's loader.
+    "images": Part(Length(180, 240), 3, Length(40, 20), of_images, images_table),
     "features": Part(Length(50, 400), 3, Length(20, 80), of_features, features_table),
     "doctor": Part(Length(50, 400), 3, Length(20, 180), of_doctor, doctor_table),
 }
