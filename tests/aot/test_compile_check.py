@@ -55,7 +55,7 @@ def spec_of(generation: str, batch: int = BATCH) -> dict[str, Any]:
 
 @dataclass
 class Effort:
-    """Of the compiler, from now on. A program takes it up to eight times as long with its own effort."""
+    """How hard the compiler tries from now on. Its own effort takes it up to eight times as long as the least."""
 
     least: bool = True
 

@@ -27,7 +27,7 @@ _PACKAGES = (
 
 
 def tpujob(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What the command with these arguments has printed, without a terminal, and its exit status."""
+    """Returns what the command with these arguments has printed, without a terminal, and its exit status."""
     with tempfile.NamedTemporaryFile("r") as stderr:
         order = json.dumps([stderr.name, arguments])
         process = fork_server.start(_PACKAGES, __name__, {**os.environ, _ORDER: order}, str(_REPOSITORY))

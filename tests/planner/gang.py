@@ -489,7 +489,7 @@ LIMITS: dict[str, Callable[[Gang], None]] = {
 
 @lru_cache(10_000)
 def fits(name: str, part: bytes) -> bool:
-    """Whether the definition allows this part of a status. Most parts stay as they are when another changes."""
+    """Returns whether the definition allows this part of a status. Most parts stay when another changes."""
     return name not in _PARTS or _PARTS[name].is_valid(decode(part))
 
 

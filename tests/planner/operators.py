@@ -315,7 +315,7 @@ class Operator:
 def seen_in(
     cluster: ModelCluster, picture: bytes, inbox: Inbox, thinned: Callable[[Object], Object] = dict
 ) -> Observed:
-    """What the planner sees in a picture of the cluster."""
+    """Returns what the planner sees in a picture of the cluster."""
     job, pods, workloads = decode(picture)
     requests = Requests(cluster, (job, pods, workloads))
     pods = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == "digits"]
