@@ -26,25 +26,26 @@ def knowing_only_the_job(late: Operator) -> Pass:
     return late.work(has_heard_all=False)
 
 
-def test_the_gang_of_another_operator_is_not_taken_for_one_that_has_lost_its_workers() -> None:
+def given_a_running_gang() -> tuple[ModelCluster, Operator, Operator]:
+    """Returns an operator that has heard of nothing, and the one that has started the gang."""
     cluster = ModelCluster()
     late, other = Operator(cluster), Operator(cluster)
     for _ in range(2):
         other.work()
     all_start(cluster)
     other.work()
+    return cluster, late, other
+
+
+def test_the_gang_of_another_operator_is_not_taken_for_one_that_has_lost_its_workers() -> None:
+    cluster, late, _ = given_a_running_gang()
     assert cluster.status.state is State.RUNNING
     done = knowing_only_the_job(late)
     assert (cluster.status.attempt, cluster.status.last_failure, done.effects) == (1, None, [])
 
 
 def test_workers_are_not_created_beside_those_of_an_earlier_attempt() -> None:
-    cluster = ModelCluster()
-    late, other = Operator(cluster), Operator(cluster)
-    for _ in range(2):
-        other.work()
-    all_start(cluster)
-    other.work()
+    cluster, late, other = given_a_running_gang()
     kubelet.end(cluster, next(iter(cluster.pods.values())), code=137)
     other.work()
     assert cluster.status.attempt == 2
@@ -54,12 +55,7 @@ def test_workers_are_not_created_beside_those_of_an_earlier_attempt() -> None:
 
 
 def test_the_failed_worker_keeps_its_log_although_it_is_last_known_to_run() -> None:
-    cluster = ModelCluster()
-    late, other = Operator(cluster), Operator(cluster)
-    for _ in range(2):
-        other.work()
-    all_start(cluster)
-    other.work()
+    cluster, late, other = given_a_running_gang()
     late.hear(jobs=ALL, pods=ALL)
     failed, *peers = sorted(cluster.pods)
     kubelet.end(cluster, cluster.pods[failed], code=137)
@@ -77,8 +73,9 @@ def test_the_entry_check_keeps_its_log_although_it_is_last_known_to_run(suspende
     kubelet.start(cluster, cluster.pods[checks.POD])
     late.hear(jobs=ALL, pods=ALL)
     kubelet.end(cluster, cluster.pods[checks.POD])
-    while cluster.status.attempt == 0:
+    for _ in range(9):
         other.work()
+    assert cluster.status.attempt == 1
     if suspended:
         cluster.edit_run_policy(suspend=True)
         other.work()
