@@ -5,6 +5,7 @@ default limits that contradict the pod's requests. Its message about Pod Securit
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tpu_training_operator.api import constants
@@ -14,7 +15,7 @@ from tpu_training_operator.domain.cluster_state.ownership import Claim, Object, 
 
 # plugin/pkg/admission/limitranger of the API server. The text says Container, Pod or PersistentVolumeClaim.
 _BOUND = re.compile(r"(minimum|maximum) (\S+) usage per (Container|Pod) is ")
-_RATIO = re.compile(r"(\S+) max limit to request ratio per (?:Container|Pod) is ")
+_RATIO = re.compile(r"([^\s[]+) max limit to request ratio per (?:Container|Pod) is ")
 _ABOVE_LIMIT = re.compile(r"must be less than or equal to (\S+) limit")
 _FIELDS = {"minimum": "min", "maximum": "max"}
 _POD_SECURITY = re.compile(r'violates PodSecurity "(\w+):')
@@ -81,19 +82,21 @@ def explain_change(asked: Object, created: Object) -> Obstacle | None:
 def limit_range_remedy(refusal: str, pod: Object) -> str:
     """Returns what to add to the refusal of the pod; empty if no LimitRange is the cause."""
     if bounds := _BOUND.findall(refusal):
-        fields = ", ".join(dict.fromkeys(_FIELDS[bound] for bound, _, _ in bounds))
-        resources = " and ".join(dict.fromkeys(resource for _, resource, _ in bounds))
+        fields = ", ".join(sorted({_FIELDS[bound] for bound, _, _ in bounds}))
+        resources = _listed(resource for _, resource, _ in bounds)
         return f"; a LimitRange of the namespace sets it ({fields}): set {resources} within it in {_resources_of(pod)}"
-    if ratios := " and ".join(_RATIO.findall(refusal)):
+    if ratios := _listed(_RATIO.findall(refusal)):
         return f"; a LimitRange of the namespace sets it (maxLimitRequestRatio): set {ratios} in {_resources_of(pod)}"
-    if above := dict.fromkeys(_ABOVE_LIMIT.findall(refusal)):
-        own_limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-        limits = " and ".join(
-            f"{_resources_of(pod)}.limits.{resource}" for resource in above if resource not in own_limits
-        )
-        added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
-        return added + limits if limits else ""
-    return ""
+    own_limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    above = (resource for resource in _ABOVE_LIMIT.findall(refusal) if resource not in own_limits)
+    limits = _listed(f"{_resources_of(pod)}.limits.{resource}" for resource in above)
+    added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
+    return added + limits if limits else ""
+
+
+def _listed(words: Iterable[str]) -> str:
+    """Returns the words in their own order: the API server names what it refuses in any."""
+    return " and ".join(sorted(set(words)))
 
 
 def pod_security_remedy(refusal: str, pod: Object) -> str:
