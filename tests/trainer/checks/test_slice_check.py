@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,12 +51,28 @@ def not_tried(gang: Gang, section: SliceSection) -> list[SliceCheckLine]:
     return [line for line in table_of(gang).lines if (line.section, line.verdict) == (section, LineVerdict.NOT_TRIED)]
 
 
-@pytest.mark.parametrize(("backend", "hosts"), [("torch", 2), ("xla", 2), ("xla-spmd", 1)])
+TWO_SLICES = {
+    "slice": {"generation": "v5e", "topology": "2x4", "slices": 2, "hosts": 2, "replicas": 4},
+    "batch": {"global": 12, "perReplica": 3},
+    "torch": TWO_PER_HOST,
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "hosts", "changes", "levels"),
+    [
+        ("torch", 2, TWO_SLICES, ["a host", "the slice", "all slices"]),
+        ("xla", 2, {}, ["the slice"]),
+        ("xla-spmd", 1, {}, ["the slice"]),
+    ],
+    ids=["torch", "xla", "xla-spmd"],
+)
 def test_a_slice_without_a_fault_passes_every_line(
-    launcher: Launcher, tmp_path: Path, backend: str, hosts: int
+    launcher: Launcher, tmp_path: Path, backend: str, hosts: int, changes: dict[str, Any], levels: list[str]
 ) -> None:
+    """And sums are made within a host, within a slice, and over slices."""
     place = {"uri": str(tmp_path / "kept"), "keep": 3}
-    gang = check(launcher, "full", hosts, backend, checkpoint=place)
+    gang = check(launcher, "full", hosts, backend, checkpoint=place, **changes)
     assert gang.wait() == [FINE] * hosts, gang.output()
     table = table_of(gang)
     assert table.passed, gang.output()
@@ -66,18 +84,28 @@ def test_a_slice_without_a_fault_passes_every_line(
         SliceSection.RUN: ("train", "stop", "resume", "bit for bit"),
     }
     assert {(section, name) for section, of_section in wanted.items() for name in of_section} <= names
+    sums = [line.name for line in table.lines if line.name.endswith("1 MB")]
+    assert sums == [f"sum over {level}, 1 MB" for level in levels]
     assert {"pod", "meeting", "start", "chips", "first step", "train", "stop", "resume"} <= set(table.seconds)
     assert not [file for file in (tmp_path / "kept").rglob("*") if file.is_file()]
 
 
-@pytest.mark.parametrize("fault", ["part 1", "result 1", "product 1", "slow 1"])
-def test_a_fault_of_one_host_ends_that_host_before_the_first_step(launcher: Launcher, fault: str) -> None:
-    gang = check(launcher, f"fast {fault}")
-    assert gang.wait() == [LOST, UNFIT, LOST], gang.output()
-    name = {"part": "sum over the slice, 1 MB", "result": "sum over the slice, 1 MB", "product": "exact products"}
+@pytest.mark.parametrize(
+    ("fault", "hosts", "name"),
+    [
+        ("part", 3, "sum over the slice, 1 MB"),
+        ("result", 3, "sum over the slice, 1 MB"),
+        ("product", 2, "exact products"),
+        ("slow", 2, "slow host"),
+    ],
+)
+def test_a_fault_of_one_host_ends_that_host_before_the_first_step(
+    launcher: Launcher, fault: str, hosts: int, name: str
+) -> None:
+    gang = check(launcher, f"fast {fault} 1", hosts)
+    assert gang.wait() == [LOST, UNFIT, LOST][:hosts], gang.output()
     words = gang.hosts[1].message()
-    assert words["sliceCheck"]["host"] == POD_1
-    assert words["sliceCheck"]["name"] == name.get(fault.partition(" ")[0], "slow host")
+    assert (words["sliceCheck"]["host"], words["sliceCheck"]["name"]) == (POD_1, name)
     assert POD_1 in gang.hosts[0].message()["message"]
     assert "step 1/" not in gang.output()
 
@@ -131,14 +159,6 @@ def test_a_denied_bucket_is_a_failed_line_and_the_rest_goes_on(launcher: Launche
     assert "Traceback" not in gang.hosts[0].output
 
 
-def test_a_hosts_missing_chips_are_found_before_its_libraries_are_imported(launcher: Launcher) -> None:
-    gang = check(launcher, "fast", hosts=1, backend="xla", hardware="TPU")
-    assert gang.wait() == [UNFIT], gang.output()
-    words = gang.hosts[0].message()
-    assert words["sliceCheck"]["name"] == "device files"
-    assert "No such device for 1 of 1 chips: /dev/vfio" in words["message"]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
 def test_a_host_that_is_slowed_by_its_cgroup_is_named(launcher: Launcher, tmp_path: Path) -> None:
     group = f"tpu-slice-check-{tmp_path.name}"
@@ -153,28 +173,6 @@ def test_a_host_that_is_slowed_by_its_cgroup_is_named(launcher: Launcher, tmp_pa
     assert "held back by its cgroup's limit" in words["measured"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mounts")
-def test_a_read_only_dev_shm_ends_its_host_before_the_others_are_met(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(run_spec(hosts=2, replicas=2)))
-    env = {"TPUJOB_RUN_SPEC": str(tmp_path / "run.json"), "TPUJOB_NUM_HOSTS": "2", "TPUJOB_HOST_INDEX": "1"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TPUJOB_TERMINATION_LOG": str(tmp_path / "words")}
-    command = f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} -m tpu_trainer slice-check fast"
-    ended = subprocess.run(["unshare", "-m", "sh", "-c", command], env={**os.environ, **env}, capture_output=True)
-    assert ended.returncode == UNFIT, ended.stderr
-    words = json.loads((tmp_path / "words").read_bytes())["sliceCheck"]
-    assert (words["host"], words["name"]) == (POD_1, "/dev/shm")
-    assert words["measured"] == "Read-only file system"
-
-
-def test_sums_are_made_within_a_host_within_a_slice_and_over_slices(launcher: Launcher) -> None:
-    slices = {"generation": "v5e", "topology": "2x4", "slices": 2, "hosts": 2, "replicas": 4}
-    spec = run_spec(hosts=2, replicas=4, slice=slices, torch=TWO_PER_HOST)
-    gang = launcher.start(spec, module="tests.trainer.slice_checking", TEST_SLICE_CHECK="full")
-    assert gang.wait() == [FINE] * 2, gang.output()
-    sums = [line.name for line in table_of(gang).lines if line.name.endswith("1 MB")]
-    assert sums == [f"sum over {level}, 1 MB" for level in ("a host", "the slice", "all slices")]
-
-
 def test_chips_with_a_process_each_pass(launcher: Launcher) -> None:
     spec = run_spec(backend="xla", hardware="TPU", replicas=2)
     gang = launcher.start(spec, module="tests.trainer.slice_checking_on_chips", TEST_SLICE_CHECK="full", **chips(2))
@@ -182,14 +180,35 @@ def test_chips_with_a_process_each_pass(launcher: Launcher) -> None:
     assert table_of(gang).passed
 
 
-def test_a_command_runs_after_a_check_that_passed(launcher: Launcher) -> None:
-    spec = {name: value for name, value in run_spec(replicas=1).items() if name != "entrypoint"}
-    gang = launcher.start(spec, module="tests.trainer.slice_checking_before_command", TEST_SLICE_CHECK="fast")
-    assert gang.wait() == [7], gang.output()
-    assert gang.hosts[0].output.endswith("the command\n")
+def alone(folder: Path, mode: str, *within: str, **changes: object) -> tuple[int, dict[str, Any]]:
+    """Runs the real command, within another, on the second of two hosts, of which the first never comes. Returns its
+    exit code and last words. It must end before it imports torch."""
+    (folder / "run.json").write_text(json.dumps(run_spec(hosts=2, replicas=2, **changes)))
+    env = {"TPUJOB_RUN_SPEC": str(folder / "run.json"), "TPUJOB_NUM_HOSTS": "2", "TPUJOB_HOST_INDEX": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TPUJOB_TERMINATION_LOG": str(folder / "words")}
+    command = [*within, sys.executable, "-X", "importtime", "-m", "tpu_trainer", "slice-check", mode]
+    ended = subprocess.run(command, env={**os.environ, **env}, capture_output=True)
+    assert not re.search(rb"\| +torch$", ended.stderr, re.MULTILINE)
+    return ended.returncode, json.loads((folder / "words").read_bytes())
 
 
-def test_an_unknown_mode_is_refused(launcher: Launcher) -> None:
-    gang = check(launcher, "quick", hosts=1)
-    assert gang.wait() == [ExitCode.BadSpec]
-    assert gang.hosts[0].message()["message"] == "slice-check: the mode is full or fast or fast-only, got 'quick'"
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mounts")
+def test_a_read_only_dev_shm_ends_its_host_before_the_others_are_met(tmp_path: Path) -> None:
+    mount = 'mount -t tmpfs -o ro none /dev/shm && exec "$@"'
+    code, words = alone(tmp_path, "fast", "unshare", "-m", "sh", "-c", mount, "sh")
+    assert code == UNFIT
+    found = words["sliceCheck"]
+    assert (found["host"], found["name"], found["measured"]) == (POD_1, "/dev/shm", "Read-only file system")
+
+
+def test_a_hosts_missing_chips_are_found_before_its_libraries_are_imported(tmp_path: Path) -> None:
+    code, words = alone(tmp_path, "fast", backend="xla", hardware="TPU")
+    assert code == UNFIT
+    assert words["sliceCheck"]["name"] == "device files"
+    assert "No such device for 1 of 1 chips: /dev/vfio" in words["message"]
+
+
+def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+    code, words = alone(tmp_path, "quick")
+    assert code == ExitCode.BadSpec
+    assert words["message"] == "slice-check: the mode is full or fast or fast-only, got 'quick'"
