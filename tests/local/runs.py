@@ -1,6 +1,7 @@
 """Starts `tpujob run` as a process on a job whose workers run a script from the test, and receives their messages.
 
-A worker tells a test something with a file that it creates atomically: `tell(what, value)` there, `told(what)` here.
+It is forked, unless a test asks for the real command. A worker tells a test something with a file that it creates
+atomically: `tell(what, value)` there, `told(what)` here.
 """
 
 import json
@@ -13,9 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests import forked_tpujob
 from tests.cluster.deadlines import deadline
 from tests.cluster.processes import wait_until
 from tests.contract.jobs import Object, job_body
+from tests.trainer.fork_server import ForkedProcess
 
 DEADLINE = 60.0
 """Seconds after which a test gives up on an event; no result depends on how fast one is."""
@@ -50,16 +53,22 @@ _FROM_THE_SHELL_OF_THE_TESTS = ("TPUJOB_", "PJRT_", "MASTER_", "OMP_NUM_THREADS"
 class Run:
     """One `tpujob run` in its own directory; its results are in `out`."""
 
-    def __init__(self, directory: Path, arguments: list[str], environ: Mapping[str, str]) -> None:
+    process: subprocess.Popen[bytes] | ForkedProcess
+
+    def __init__(self, directory: Path, arguments: list[str], environ: Mapping[str, str], is_real: bool) -> None:
         self.directory = directory
         self.out = directory / "out"
         self._stdout, self._stderr = directory / "stdout.txt", directory / "stderr.txt"
         kept = {n: v for n, v in os.environ.items() if not n.startswith(_FROM_THE_SHELL_OF_THE_TESTS)}
+        command, env = ["run", "-f", "job.json", *arguments], {**kept, **environ}
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            if not is_real:
+                self.process = forked_tpujob.start(command, directory, env, stdout.name, stderr.name)
+                return
             self.process = subprocess.Popen(
-                [TPUJOB, "run", "-f", "job.json", *arguments],
+                [TPUJOB, *command],
                 cwd=directory,
-                env={**kept, **environ},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -137,6 +146,7 @@ class Runs:
         name: str = "job",
         arguments: list[str] | None = None,
         environ: Mapping[str, str] | None = None,
+        is_real: bool = False,
     ) -> Run:
         """`script` is what every worker runs; for `changes` see `job_body`. The directory of `name` may exist."""
         directory = self._directory / name
@@ -151,7 +161,7 @@ class Runs:
                 **(changes or {}),
             }
         )
-        return self.start_job(directory, body, arguments, environ)
+        return self.start_job(directory, body, arguments, environ, is_real)
 
     def start_job(
         self,
@@ -159,10 +169,11 @@ class Runs:
         body: Object,
         arguments: list[str] | None = None,
         environ: Mapping[str, str] | None = None,
+        is_real: bool = False,
     ) -> Run:
         """`tpujob run` on `body` in the existing `directory`."""
         (directory / "job.json").write_text(json.dumps(body), encoding="utf-8")  # JSON is YAML
-        run = Run(directory, arguments or ["--output-dir", "out"], environ or {})
+        run = Run(directory, arguments or ["--output-dir", "out"], environ or {}, is_real)
         self._started.append(run)
         return run
 

@@ -45,7 +45,7 @@ def assert_cancelled(run: Run) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_an_interrupt_asks_every_worker_to_stop(runs: Runs, number: signal.Signals) -> None:
-    run = ready(runs.start(OBEDIENT, AN_HOUR, hosts=4), hosts=4)
+    run = ready(runs.start(OBEDIENT, AN_HOUR, hosts=4, is_real=True), hosts=4)
     run.interrupt(number)
     assert_cancelled(run)
     assert [run.told("stopped", host) for host in range(4)] == ["SIGTERM"] * 4
