@@ -19,10 +19,18 @@ from tpu_trainer.gang.backends.xla import BUCKET_BYTES
 
 SLICE = "v5e:2x2"
 CHIPS, LAYERS, WIDTH, BATCH = 4, 2, 4096, 8192
-"""A layer's weights make one bucket, and its activations take as much memory."""
+"""A layer's weights make one bucket, and its activations take twice as much memory."""
 
-PARAMETERS = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
-"""Bytes in float32."""
+SMALL = 1024
+"""The width of the layers that are compared with each other."""
+
+
+def bytes_of(width: int) -> int:
+    """Returns the size of the weights in float32."""
+    return 4 * LAYERS * (width * width + width)
+
+
+PARAMETERS, FEW_PARAMETERS = bytes_of(WIDTH), bytes_of(SMALL)
 
 
 def run_spec(entrypoint: str = "deep", **changes: Any) -> dict[str, Any]:
@@ -44,15 +52,20 @@ def run_spec(entrypoint: str = "deep", **changes: Any) -> dict[str, Any]:
     }
 
 
+def small(**changes: Any) -> dict[str, Any]:
+    batch = {"global": CHIPS * 2 * SMALL, "perReplica": 2 * SMALL}
+    return run_spec(batch=batch, parameters={"width": str(SMALL), "layers": str(LAYERS)}, **changes)
+
+
 CASES = {
     # Its name tells `traced_step` to leave the gradients as they are.
     "unreduced": run_spec(),
     "step": run_spec(),
 }
 QUICKLY = {
-    "plain": run_spec(),
-    "mixed": run_spec(precision="BFloat16Mixed"),
-    "divided": run_spec(sharding="Optimizer"),
+    "plain": small(),
+    "mixed": small(precision="BFloat16Mixed"),
+    "divided": small(sharding="Optimizer"),
     "of-all-kinds": run_spec("of_all_kinds"),
 }
 """Compiled with the least effort, and compared with each other: with its own the compiler takes a minute for them."""
@@ -83,7 +96,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
         (directory / f"{name}.json").write_text(json.dumps(spec))
     # The number of devices is the first case's, and the same in all.
     env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-m", "tests.aot.traced_step", str(directory)]
+    command = [sys.executable, "-m", "tests.aot.traced_step", str(directory), "4"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with compiler(env) as libtpu:
@@ -151,7 +164,7 @@ def test_in_mixed_precision_matrices_are_multiplied_in_bfloat16_and_activations_
 def test_a_divided_optimizer_keeps_a_chips_share_of_its_state(steps: dict[str, Step], record_property: Any) -> None:
     divided, step = steps["divided"], steps["plain"]
     # The weights, and of two moments a part each; biases fill up their last row.
-    assert divided.kept == pytest.approx(PARAMETERS * (1 + 2 / CHIPS), rel=1e-3)
+    assert divided.kept == pytest.approx(FEW_PARAMETERS * (1 + 2 / CHIPS), rel=1e-3)
     record_property(
         "measured",
         f"with a divided optimizer: {divided.kept / 1e6:.0f} MB live on instead of {step.kept / 1e6:.0f}, "
@@ -163,8 +176,8 @@ def test_a_divided_optimizer_keeps_a_chips_share_of_its_state(steps: dict[str, S
 
 def test_a_divided_optimizer_sends_half_as_much_again(steps: dict[str, Step]) -> None:
     """The sum of n replicas sends 2(n-1)/n of the gradients; the gathering of their parts (n-1)/n of the weights."""
-    assert steps["plain"].exchanged == {"all-reduce": pytest.approx(PARAMETERS, rel=1e-3)}
+    assert steps["plain"].exchanged == {"all-reduce": pytest.approx(FEW_PARAMETERS, rel=1e-3)}
     divided = steps["divided"].exchanged
-    assert divided["all-reduce"] == pytest.approx(PARAMETERS, rel=1e-3)
-    assert divided["all-gather"] * CHIPS == pytest.approx(PARAMETERS, rel=1e-3)
+    assert divided["all-reduce"] == pytest.approx(FEW_PARAMETERS, rel=1e-3)
+    assert divided["all-gather"] * CHIPS == pytest.approx(FEW_PARAMETERS, rel=1e-3)
     assert divided.keys() == {"all-reduce", "all-gather"}

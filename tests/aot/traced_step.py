@@ -1,7 +1,7 @@
 """Traces several steps in one process.
 
-`python -m tests.aot.traced_step DIRECTORY` reads each DIRECTORY/NAME.json, a run spec, and writes beside it, as
-NAME.traced, what `tracing` answers.
+`python -m tests.aot.traced_step DIRECTORY [EXAMPLES]` reads each DIRECTORY/NAME.json, a run spec, and writes beside it,
+as NAME.traced, what `tracing` answers. EXAMPLES: how many are read for a batch, by default all.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ class _Unreduced(tracing.UncompiledChip):
         return list(gradients), signals
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, examples: int | None = None) -> None:
+    # A trace looks for its tensors among all objects: not among the hundred thousands of the imports.
+    gc.freeze()
     for path in sorted(directory.glob("*.json")):
         chip = _Unreduced if path.name.startswith(UNREDUCED) else tracing.UncompiledChip
         with mock.patch.object(tracing, "UncompiledChip", chip):
-            traced = tracing.traced_step({"spec": json.loads(path.read_bytes()), "examples": None})
+            traced = tracing.traced_step({"spec": json.loads(path.read_bytes()), "examples": examples})
         path.with_suffix(".traced").write_text(json.dumps(traced))
         # What lives on would pass for the next step's.
         gc.collect()
@@ -43,4 +45,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
