@@ -20,7 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.cluster.shared import distrust
-from tests.layers import LAYERS
+from tests.layers import LAYERS, ON_THE_SECOND_STACK
 
 _ROOT = Path(__file__).parent
 _BY_NAME = {layer.name: layer for layer in LAYERS}
@@ -42,8 +42,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Until the tests are collected all that is made stays: looking for garbage in it takes a third of that time.
 gc.disable()
 
-# No deadline, because a loaded machine is not a bug, and a blob to repeat a failure.
-settings.register_profile("tests", deadline=None, print_blob=True)
+# No deadline, because a loaded machine is not a bug, and a blob to repeat a failure. The second stack is asked about
+# torch, and not again about every corner of our own code.
+_EXAMPLES = 10 if ON_THE_SECOND_STACK in os.environ else 100
+settings.register_profile("tests", deadline=None, print_blob=True, max_examples=_EXAMPLES)
 settings.load_profile("tests")
 
 MEASURED = "measured"

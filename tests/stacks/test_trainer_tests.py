@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.layers import ON_THE_SECOND_STACK
 from tests.stacks import second
 
-PIECES = {
+TESTS = {
     "checkpoint": ("checkpointer", "initial", "snapshot", "together"),
     "data": ("data", "same_data", "shards", "stream"),
     "doctor": ("doctor_counts", "doctor_padding"),
     "gang": ("average", "exchange"),
     "lightning": ("lightning_hooks", "lightning_validation"),
-    "loop": ("not_finite",),
+    # The second starts whole gangs, on torch with gloo.
+    "loop": ("not_finite", "trajectories"),
     "optim": ("clipping", "device_optimizers", "schedule"),
     "task": ("logbook", "task", "task_arguments", "task_hooks", "weighted_loss"),
     "worker": ("parts",),
 }
 
-GANGS = {"loop": ("trajectories",)}
-"""Whole gangs on torch with gloo."""
 
-
-@pytest.mark.parametrize(
-    "rooms",
-    [PIECES, GANGS],
-    ids=["pieces", "gangs"],
-)
-def test_the_trainers_tests_hold_without_torch_xla(rooms: dict[str, tuple[str, ...]]) -> None:
+def test_the_trainers_tests_hold_without_torch_xla() -> None:
     ran = second.run(
         *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not xla and not chips and not spmd"),
-        *(f"tests/trainer/{room}/test_{name}.py" for room, names in rooms.items() for name in names),
+        *(f"tests/trainer/{room}/test_{name}.py" for room, names in TESTS.items() for name in names),
         **{ON_THE_SECOND_STACK: "1", "CI": ""},
     )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-6000:]
