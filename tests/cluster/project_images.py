@@ -21,15 +21,27 @@ SHARED = tuple(dict.fromkeys([_REPOSITORY, Path(sys.base_prefix)]))
 OPERATOR = "localhost/tpu-training-operator"
 EXAMPLES = "localhost/tpu-examples:1"
 
+# With a thread for each core, which all wait for each other, a worker takes three times the CPU time.
 _EXAMPLES_SETTINGS = {
-    "Env": [f"PATH={sys.prefix}/bin:{oci.PATH}", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"],
+    "Env": [
+        f"PATH={sys.prefix}/bin:{oci.PATH}",
+        "PYTHONDONTWRITEBYTECODE=1",
+        "PYTHONUNBUFFERED=1",
+        "OMP_NUM_THREADS=1",
+    ],
     "WorkingDir": str(_REPOSITORY),
     "User": "65532:65532",
 }
 
 
 def build(into: Path) -> list[Image]:
-    """The archives, in folder `into`. Takes half a minute of CPU time. Raises MachineUnfit, ImageBuildError."""
+    """The archives, in folder `into`. Raises MachineUnfit, ImageBuildError.
+
+    Takes half a minute of CPU time; a third of that when only the code has changed.
+    """
+    # The containers find the trainer compiled; they could not keep what they compile themselves.
+    folders = [str(_REPOSITORY / name) for name in ("contract", "trainer_image")]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *folders], check=True)
     # build/chart, which names the operator's image.
     subprocess.run(["make", "-s", "-C", str(_REPOSITORY), "chart"], check=True)
     operator, arguments = f"{OPERATOR}:{tag(version())}", {"VERSION": version()}

@@ -1,7 +1,7 @@
 """A user's own loop on two hosts that needs no torch: for stories about the operator, not about the training.
 
-A worker of it costs a tenth of a second of CPU time where one with torch costs ten. Host 0 reports with the function in
-docs/progress.md.
+A worker of it costs a tenth of a second of CPU time where one with torch costs four. Host 0 reports with the function
+in docs/progress.md.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 LASTING = "E2E_LASTING"
 """Name of the variable with the number of attempts that run until OPEN exists; later ones end after STEPS steps. By
@@ -19,6 +19,9 @@ default 1, the attempt that is hurt."""
 
 HOARDING = "E2E_HOARDING"
 """Name of the variable with the host that uses up its memory in the first attempt."""
+
+RAISING = "E2E_RAISING"
+"""Name of the variable with the host whose loop raises an error."""
 
 OPEN = Path("/tmp/open")
 STEPS = 3
@@ -35,7 +38,8 @@ def main() -> None:
     exec(reporter, names)
     attempt = int(os.environ["TPUJOB_ATTEMPT"])
     lasts = attempt <= int(os.environ.get(LASTING, "1"))
-    hoards = attempt == 1 and os.environ.get(HOARDING) == os.environ["TPUJOB_HOST_INDEX"]
+    host = os.environ["TPUJOB_HOST_INDEX"]
+    hoards = attempt == 1 and os.environ.get(HOARDING) == host
     for step in count(1):
         if OPEN.exists() or (step > STEPS and not lasts):
             return
@@ -43,6 +47,8 @@ def main() -> None:
         time.sleep(STEP_SECONDS)
         if hoards and step == STEPS:
             hoard()
+        if os.environ.get(RAISING) == host and step == STEPS:
+            run_out_of_ink()
 
 
 def hoard() -> None:
@@ -51,6 +57,10 @@ def hoard() -> None:
     while True:
         # Zeros would take no memory until they are written.
         taken.append(b"x" * 2**22)
+
+
+def run_out_of_ink() -> NoReturn:
+    raise ValueError("the pen has no ink")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def pods(training: Training) -> list[str]:
 
 
 def a_typo(cluster: Cluster, storage: ObjectStorage) -> None:
-    wrong = {"entrypoint": "tests.e2e.paced_digits:taks"}
+    wrong = {"entrypoint": "tests.e2e.paced:taks"}
     with started(cluster, storage, trainer=wrong, **REQUIRED) as training:
         status = training.wait_ended()
         assert condition(status, "Failed") == ("True", "EntryFailed")

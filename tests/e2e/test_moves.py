@@ -18,7 +18,7 @@ from tests.cluster.processes import wait_until
 from tests.e2e import containers, pods
 from tests.e2e.chronicle import Chronicle, Recoveries, recovery
 from tests.e2e.operator_pod import operator_pod
-from tests.e2e.paced_digits import LAST_PACED
+from tests.e2e.paced import LAST_PACED
 from tests.e2e.training import NAME, Losses, Training, started
 
 # Waiting limits, not expectations.

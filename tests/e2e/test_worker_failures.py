@@ -20,8 +20,7 @@ from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
 from tests.e2e import containers
 from tests.e2e.chronicle import Chronicle, Recoveries, recovery
-from tests.e2e.own_loop import HOARDING
-from tests.e2e.paced_digits import FAULT
+from tests.e2e.own_loop import HOARDING, RAISING
 from tests.e2e.together import Story
 from tests.e2e.training import HOSTS, NAME, OWN_LOOP, Training, result, started
 from tests.stories import Stories
@@ -155,9 +154,10 @@ FATAL = {
         host=1,
         failure_class="UserError",
         reason="UserError",
-        said=r"(?s)paced_digits\.py.*in run_out_of_ink.*ValueError: the pen has no ink",
+        said=r"(?s)own_loop\.py.*in run_out_of_ink.*ValueError: the pen has no ink",
         code=1,
-        env={FAULT: "1:10"},
+        env={RAISING: "1"},
+        spec=OWN_LOOP,
         has_struck=ended_with(1),
     ),
     "without image": Fault(
@@ -170,7 +170,7 @@ FATAL = {
     ),
 }
 FAULTS = HEALED | FATAL
-WITH_TORCH = ("stopped", "wrong")
+WITH_TORCH = ("stopped",)
 CONTINUED = [name for name, fault in HEALED.items() if fault.spec.get("checkpoint", "") is not None]
 
 

@@ -14,7 +14,7 @@ from tests.cluster.object_storage import ObjectStorage
 from tests.e2e.space import Space, a_space
 from tests.stories import Group, Stories, told_together
 
-# Starting a worker with torch takes five seconds of CPU time. With more of them a healthy one would seem to hang.
+# Starting a worker with torch takes four seconds of CPU time. With more of them a healthy one would seem to hang.
 TRAININGS_AT_ONCE = max(2, (os.cpu_count() or 1) - 1)
 OTHERS_AT_ONCE = 4
 

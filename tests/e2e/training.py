@@ -1,7 +1,6 @@
 """One small job on real nodes, in its own namespace, long enough to be hurt in the middle.
 
-It runs on two hosts: the slowed digits example (`paced_digits`) with checkpoints in a bucket, or with `OWN_LOOP` a loop
-without torch.
+It runs on two hosts: a slowed task (`paced`) with checkpoints in a bucket, or with `OWN_LOOP` a loop without torch.
 """
 
 import json
@@ -16,7 +15,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
-from tests.e2e import paced_digits
+from tests.e2e import paced
 from tests.e2e.chronicle import Chronicle
 from tests.e2e.space import RESTRICTED, Space
 
@@ -41,13 +40,12 @@ OWN_LOOP: Object = {
 
 
 def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], **spec: Any) -> Object:
-    """The job. `pace`: seconds added to each step of the first attempt. `env`: additional variables for
-    `paced_digits` or the trainer. `spec`: fields to replace, of the trainer and the checkpoint each one; None leaves a
-    field out."""
-    variables = {**storage.environment, paced_digits.STEP_SECONDS: str(pace), **env}
+    """The job. `pace`: seconds added to each step of the first attempt. `env`: additional variables for `paced` or the
+    trainer. `spec`: fields to replace, of the trainer and the checkpoint each one; None leaves a field out."""
+    variables = {**storage.environment, paced.STEP_SECONDS: str(pace), **env}
     trainer = {
         "image": "localhost/tpu-examples:1",
-        "entrypoint": "tests.e2e.paced_digits:task",
+        "entrypoint": "tests.e2e.paced:task",
         "backend": "Torch",
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "terminationGracePeriodSeconds": 10,
