@@ -22,6 +22,8 @@ TIMEOUT_SECONDS = 30.0
 
 JSON = "application/json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
 
 Object = dict[str, Any]
 

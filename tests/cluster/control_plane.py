@@ -177,17 +177,18 @@ class ControlPlane:
         return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """A kubeconfig that acts as the service account, with a token from the TokenRequest API."""
-        answer = self.api.call(
-            "POST",
-            f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
-            {
-                "apiVersion": "authentication.k8s.io/v1",
-                "kind": "TokenRequest",
-                "spec": {"expirationSeconds": TOKEN_SECONDS},
-            },
-        )
-        return self._write_kubeconfig(f"{namespace}.{name}", answer["status"]["token"])
+        """A kubeconfig that acts as the service account."""
+        return self._write_kubeconfig(f"{namespace}.{name}", self.service_account_token(namespace, name))
+
+    def service_account_token(self, namespace: str, name: str, **spec: Object) -> str:
+        """A token from the TokenRequest API, whose spec may have more."""
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": TOKEN_SECONDS} | spec,
+        }
+        answer = self.api.call("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token", request)
+        return str(answer["status"]["token"])
 
     def user_kubeconfig(self, user: str) -> Path:
         """The kubeconfig of one of USERS or of the additional users."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tests.cluster.deadlines import deadline
 
@@ -119,12 +120,23 @@ def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> N
         time.sleep(min(max(POLL_SECONDS, waited / 20), LONGEST_POLL_SECONDS))
 
 
-class Child:
-    """One running child. Made by `Children.start`."""
+class Process(Protocol):
+    """What is used of `subprocess.Popen`."""
 
-    def __init__(
-        self, name: str, argv: tuple[str, ...], process: subprocess.Popen[bytes], log: Path, pid_file: Path
-    ) -> None:
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+class Child:
+    """One running child. Made by `Children`."""
+
+    def __init__(self, name: str, argv: tuple[str, ...], process: Process, log: Path, pid_file: Path) -> None:
         self.name = name
         self.argv = argv
         self.log = log
@@ -158,11 +170,11 @@ class Child:
 
     def stop(self, grace: float) -> None:
         """SIGTERM, and SIGKILL when the child has not ended after `grace` seconds."""
-        self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(deadline(grace))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        except (subprocess.TimeoutExpired, TimeoutError):
+            self._process.send_signal(signal.SIGKILL)
             self._process.wait()
         self._pid_file.unlink(missing_ok=True)
 
@@ -177,16 +189,22 @@ class Children:
 
     def start(self, name: str, program: Path, *flags: str) -> Child:
         """Starts `program` as `name`; its output is appended to NAME.log. Does not wait for readiness."""
+        argv = (str(program), *flags)
+        child = self._begin(name, argv, lambda log: _FORKING_THREAD.submit(self._fork, argv, log).result())
+        ticks = start_ticks(child.pid)
+        if ticks is not None:
+            ProcessRecord(child.pid, ticks, argv).write(self._directory / f"{name}.pid")
+        return child
+
+    def adopt(self, name: str, begin: Callable[[Path], Process]) -> Child:
+        """Has a process begun as `name` that appends its output to the log, and dies with this one without help."""
+        return self._begin(name, (), begin)
+
+    def _begin(self, name: str, argv: tuple[str, ...], begin: Callable[[Path], Process]) -> Child:
         if name in self._running:
             raise ValueError(f"{name} runs already")
-        argv = (str(program), *flags)
         log = self._directory / f"{name}.log"
-        process = _FORKING_THREAD.submit(self._fork, argv, log).result()
-        child = Child(name, argv, process, log, self._directory / f"{name}.pid")
-        self._running[name] = child
-        ticks = start_ticks(process.pid)
-        if ticks is not None:
-            ProcessRecord(process.pid, ticks, argv).write(self._directory / f"{name}.pid")
+        child = self._running[name] = Child(name, argv, begin(log), log, self._directory / f"{name}.pid")
         return child
 
     def _fork(self, argv: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:

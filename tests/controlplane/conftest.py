@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import start_kwok
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.cluster.shared import Shared
 from tests.controlplane import scale
 from tests.controlplane.operator_process import OperatorProcess, serving_everywhere
@@ -38,7 +38,7 @@ def measurement(request: pytest.FixtureRequest) -> Iterator[Future[scale.Measure
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
-    with fresh_namespace(control_plane.api) as name:
+    with emptied_namespace(control_plane.api) as name:
         yield name
 
 

@@ -1,10 +1,10 @@
 """The operator as its own process, with only a service account's credentials."""
 
 import signal
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -12,8 +12,10 @@ import yaml
 from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import deadline
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
+from tests.cluster.pod_process import mount_account
 from tests.cluster.ports import LOOPBACK, free_port
+from tests.controlplane.forked_operator import start_operator
 
 _RBAC = Path(__file__).with_name("rbac.yaml")
 ACCOUNT = "tpu-training-operator"
@@ -40,24 +42,18 @@ class OperatorProcess:
         self._name = f"{name}-{namespace}"
         self._arguments = arguments if everywhere else ("--namespace", namespace, *arguments)
         grant(cluster, namespace, everywhere=everywhere)
-        self._kubeconfig = cluster.service_account_kubeconfig(namespace, ACCOUNT)
-        if server:
-            to_proxy = self._kubeconfig.with_suffix(".proxy")
-            to_proxy.write_text(self._kubeconfig.read_text().replace(cluster.server, server))
-            self._kubeconfig = to_proxy
+        self._server = server or cluster.server
+        self._account = cluster.directory / f"{self._name}.account"
+        mount_account(self._account, cluster.service_account_token(namespace, ACCOUNT), cluster.ca_file)
         self._health = ""
 
     def start(self) -> None:
         """Returns when the operator answers its health probe."""
         port = free_port()
         self._health = f"http://{LOOPBACK}:{port}/healthz"
-        child = self._cluster.children.start(
-            self._name,
-            Path("/usr/bin/env"),
-            f"KUBECONFIG={self._kubeconfig}",
-            sys.executable,
-            *("-m", "tpu_training_operator", "--health-port", str(port)),
-            *self._arguments,
+        arguments = ("--health-port", str(port), *self._arguments)
+        child = self._cluster.children.adopt(
+            self._name, partial(start_operator, self._server, self._account, arguments)
         )
         child.wait_ready(lambda: answers_ok(self._health), timeout=60)
         self._child = child
@@ -92,7 +88,7 @@ class OperatorProcess:
 @contextmanager
 def serving_everywhere(cluster: ControlPlane) -> Iterator[OperatorProcess]:
     """An operator for all namespaces, which tests of one module share: each start takes a second of CPU time."""
-    with fresh_namespace(cluster.api) as home:
+    with emptied_namespace(cluster.api) as home:
         process = OperatorProcess(cluster, home, "operator", everywhere=True)
         process.start()
         yield process

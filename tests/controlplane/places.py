@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from tests.cluster.api import ApiError
+from tests.cluster.api import MERGE_PATCH, ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import NODES, TPU_TAINT, NodePool, SimulatedSlice, add_tpu_nodes, remove_nodes
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.jobs import Namespace, Object, digits
 
 TWO_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "2x4", 2, 4)
@@ -50,12 +50,12 @@ class Place:
         """The pool's taints besides GKE's own for TPUs."""
         for node in pool.nodes:
             patch = {"spec": {"taints": [TPU_TAINT, *taints]}}
-            self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type="application/merge-patch+json")
+            self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type=MERGE_PATCH)
 
     def label(self, nodes: Sequence[str], labels: dict[str, str]) -> None:
         for node in nodes:
             patch = {"metadata": {"labels": labels}}
-            self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type="application/merge-patch+json")
+            self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type=MERGE_PATCH)
 
     def priority(self, value: int) -> Object:
         """What gives a job's workers this priority; they stop as slowly as with a kubelet."""
@@ -68,7 +68,7 @@ class Place:
     def cordon(self, pool: NodePool, host: int, cordoned: bool = True) -> None:
         patch = {"spec": {"unschedulable": cordoned}}
         path = f"{NODES}/{pool.nodes[host]}"
-        self._cluster.api.call("PATCH", path, patch, content_type="application/merge-patch+json")
+        self._cluster.api.call("PATCH", path, patch, content_type=MERGE_PATCH)
 
     def lose(self, pool: NodePool) -> None:
         """With its pods, which the pod garbage collector would delete after 40 s."""
@@ -89,7 +89,7 @@ class Place:
 
 @contextmanager
 def a_place(cluster: ControlPlane) -> Iterator[Place]:
-    with fresh_namespace(cluster.api) as name:
+    with emptied_namespace(cluster.api) as name:
         place = Place(Namespace(cluster, name))
         try:
             yield place

@@ -4,23 +4,22 @@ Its requests go to the given API server, which may be a `FaultyProxy`.
 """
 
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 from tests.cluster.api import ApiClient, ApiError, Object, answers_ok
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.pod_process import mount_account, operator_command
+from tests.cluster.pod_process import mount_account
 from tests.cluster.ports import LOOPBACK, free_port
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import Process, wait_until
+from tests.controlplane.forked_operator import start_operator
 from tests.controlplane.operator_process import ACCOUNT, grant
 
 _LOOK_SECONDS = 0.1
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-_TOKEN_SECONDS = 3600
 
 
 class SupervisedOperator:
@@ -35,7 +34,7 @@ class SupervisedOperator:
         self._server = f"https://{host}:{port}"
         self._name = f"{name}-{namespace}"
         self._health_port = free_port()
-        self._process: subprocess.Popen[bytes]
+        self._process: Process
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name=self._name, daemon=True)
@@ -43,7 +42,7 @@ class SupervisedOperator:
         self.exits: list[int] = []
         grant(cluster, namespace)
         self._account = cluster.directory / f"{self._name}.account"
-        self.token_file = mount_account(self._account, self._new_token({}), cluster.ca_file)
+        self.token_file = mount_account(self._account, self._new_token(), cluster.ca_file)
 
     def start(self) -> None:
         """Returns when the operator answers its health probe."""
@@ -77,7 +76,7 @@ class SupervisedOperator:
         secrets = f"/api/v1/namespaces/{self._namespace}/secrets"
         anchor = self._cluster.api.call("POST", secrets, {"metadata": {"generateName": "anchor-"}})["metadata"]
         bound = {"apiVersion": "v1", "kind": "Secret", "name": anchor["name"], "uid": anchor["uid"]}
-        token = self._new_token({"boundObjectRef": bound})
+        token = self._new_token(boundObjectRef=bound)
         client = ApiClient(self._cluster.server, self._cluster.ca_file, token)
 
         def is_refused() -> bool:
@@ -97,29 +96,15 @@ class SupervisedOperator:
             yield end_it
         finally:
             client.close()
-            self.token_file.write_text(self._new_token({}))
+            self.token_file.write_text(self._new_token())
 
-    def _new_token(self, spec: Object) -> str:
-        answer = self._cluster.api.call(
-            "POST",
-            f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{ACCOUNT}/token",
-            {
-                "apiVersion": "authentication.k8s.io/v1",
-                "kind": "TokenRequest",
-                "spec": {"expirationSeconds": _TOKEN_SECONDS} | spec,
-            },
-        )
-        return str(answer["status"]["token"])
+    def _new_token(self, **spec: Object) -> str:
+        return self._cluster.service_account_token(self._namespace, ACCOUNT, **spec)
 
     def _launch(self) -> None:
-        self._child = self._cluster.children.start(
-            self._name,
-            Path("/usr/bin/env"),
-            *operator_command(
-                self._server,
-                self._account,
-                *("--namespace", self._namespace, "--health-port", str(self._health_port)),
-            ),
+        arguments = ("--namespace", self._namespace, "--health-port", str(self._health_port))
+        self._child = self._cluster.children.adopt(
+            self._name, partial(start_operator, self._server, self._account, arguments)
         )
         self._process = self._child._process
 

@@ -1,6 +1,5 @@
 """What the API server refuses and accepts without a running operator; `tpujob` is tested with the same tables."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.jobs import Namespace, digits
 from tests.unit.bad_jobs import DOUBLED, IMPOSSIBLE_JOBS, REFUSED_JOBS, UNDECODABLE_JOBS
 from tests.unit.good_jobs import GOOD_JOBS
@@ -67,20 +66,20 @@ def test_a_job_that_only_arithmetic_rules_out_is_left_to_the_operator(space: Nam
     assert [answer for changes, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
 
 
-def patched(space: Namespace, spec: Object, *options: str) -> str:
-    """What kubectl prints if the change of the spec is refused; empty if it is accepted."""
-    patch = json.dumps({"spec": spec})
-    done = space.cluster.kubectl(
-        "--namespace", space.name, "patch", "tpujob", "digits", "--type=merge", "-p", patch, *options, check=False
-    )
-    return done.stderr if done.returncode else ""
+def patched(space: Namespace, spec: Object, query: str = "") -> str:
+    """The API server's answer if the change of the spec is refused; empty if it is accepted."""
+    try:
+        space.patch_spec(spec, query=query)
+    except ApiError as error:
+        return str(error)
+    return ""
 
 
 @pytest.fixture(scope="module")
 def full(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespace]:
     """A namespace with a job that has all optional fields which cannot change. A refused change leaves it as it is."""
     managed = {"managedBy": "tpu-operator.dev/tpu-training-operator"}
-    with fresh_namespace(control_plane.api) as name:
+    with emptied_namespace(control_plane.api) as name:
         space = Namespace(control_plane, name)
         space.apply(
             digits(
@@ -110,7 +109,7 @@ def set_status(space: Namespace, state: str, *true: str, attempt: int = 1) -> No
 @pytest.fixture(scope="module")
 def resting(control_plane: ControlPlane, job_definition: None, full: Namespace) -> Iterator[Namespace]:
     """A namespace with the same job, suspended. No change stays."""
-    with fresh_namespace(control_plane.api) as name:
+    with emptied_namespace(control_plane.api) as name:
         space = Namespace(control_plane, name)
         spec = full.job()["spec"]
         space.apply(digits(**spec | {"runPolicy": spec["runPolicy"] | {"suspend": True}}))
@@ -123,7 +122,7 @@ def resting(control_plane: ControlPlane, job_definition: None, full: Namespace) 
 @pytest.fixture(scope="module")
 def bare(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespace]:
     """A namespace with a job that has none of them."""
-    with fresh_namespace(control_plane.api) as name:
+    with emptied_namespace(control_plane.api) as name:
         space = Namespace(control_plane, name)
         space.apply(digits())
         before = space.job()
@@ -184,7 +183,7 @@ def test_what_the_next_attempt_may_have_changes_only_in_a_job_that_rests(
     answer = patched(full, change)
     assert f"{field}: " in answer
     assert "can change only while the job is suspended and none of its workers runs" in answer
-    assert patched(resting, change, "--dry-run=server") == ""
+    assert patched(resting, change, "dryRun=All") == ""
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_a_job_rests_if_it_is_to_be_suspended_and_no_worker_is_left(
 def test_what_changes_at_rest_must_still_be_right(resting: Namespace) -> None:
     selector = {"cloud.google.com/gke-tpu-topology": "4x4"}
     tpu = {"slice": {"hardware": "TPU"}}
-    with fresh_namespace(resting.cluster.api) as name:
+    with emptied_namespace(resting.cluster.api) as name:
         space = Namespace(resting.cluster, name)
         space.apply(digits(runPolicy={"suspend": True}, **tpu))
         assert "spec.trainer.nodeSelector: " in patched(space, {"trainer": {"nodeSelector": selector}})
@@ -246,6 +245,8 @@ def test_suspension_and_deadlines_can_change(space: Namespace, policy: Object, b
 
 @pytest.mark.parametrize("check", [{"mode": "Require"}, {"dataInRegion": "Require"}, {"compile": "Require"}])
 def test_an_update_must_not_break_a_rule_either(space: Namespace, check: Object) -> None:
-    space.apply(digits(trainer={"entrypoint": None, "command": ["python", "loop.py"]}))
+    job = digits(trainer={"command": ["python", "loop.py"]})
+    del job["spec"]["trainer"]["entrypoint"]
+    space.apply(job)
     assert "need trainer.entrypoint" in patched(space, {"entryCheck": check})
     assert patched(space, {"entryCheck": {"deadlineSeconds": 60}}) == ""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import cpu_nodes_for
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.faults import (
     BROKEN,
     CANNOT_CONVERT,
@@ -141,7 +141,7 @@ class Stage:
 
 @contextmanager
 def a_stage(cluster: ControlPlane, seed: int) -> Iterator[Stage]:
-    with fresh_namespace(cluster.api) as name, FaultyProxy(cluster, seed) as proxy:
+    with emptied_namespace(cluster.api) as name, FaultyProxy(cluster, seed) as proxy:
         operator = SupervisedOperator(cluster, name, proxy.host, proxy.port)
         operator.start()
         try:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.jobs import Namespace
 from tests.controlplane.tpujob import tpujob
 
@@ -23,7 +23,7 @@ POD = CRONJOB["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 @pytest.fixture
 def space(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespace]:
     """A restricted namespace in which the example was applied."""
-    with fresh_namespace(control_plane.api, {"pod-security.kubernetes.io/enforce": "restricted"}) as name:
+    with emptied_namespace(control_plane.api, {"pod-security.kubernetes.io/enforce": "restricted"}) as name:
         space = Namespace(control_plane, name)
         space.kubectl("apply", "-f", str(EXAMPLE))
         yield space

@@ -19,7 +19,7 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import deadline
 from tests.cluster.kwok import cpu_nodes_for
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
@@ -176,7 +176,7 @@ def stories(
     control_plane: ControlPlane, served_everywhere: OperatorProcess, request: pytest.FixtureRequest
 ) -> Iterator[Stories]:
     def tell(story: Callable[[Reading], None]) -> None:
-        with fresh_namespace(control_plane.api) as name:
+        with emptied_namespace(control_plane.api) as name:
             story(Reading.of(control_plane, name))
 
     chosen = {name: partial(tell, STORIES[name]) for name in selected(request, STORIES)}

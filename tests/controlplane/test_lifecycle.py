@@ -20,7 +20,7 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import deadline
 from tests.cluster.kwok import cpu_nodes_for
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.test_cli_cluster import Reading
@@ -261,7 +261,7 @@ OPERATED = {
 
 
 def tell(cluster: ControlPlane, story: Callable[[User], None]) -> None:
-    with fresh_namespace(cluster.api) as name:
+    with emptied_namespace(cluster.api) as name:
         story(User(Namespace(cluster, name)))
 
 

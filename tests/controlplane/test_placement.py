@@ -180,7 +180,7 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
         f"moves from v5p-32 to v6e-16: v5p-32 did not come back within {wait} s",
     ):
         assert words in story
-    space.wait(lambda: not any("hold" in name for name in space.names("pod")), "no placeholder is left")
+    space.wait(lambda: not any("hold" in name for name in space.names("pods")), "no placeholder is left")
     return f"a job for a full v5p pool (waits {wait} s) {', '.join(waits)}"
 
 

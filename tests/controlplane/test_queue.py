@@ -16,7 +16,7 @@ import yaml
 from tests.cluster import kueue
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import cpu_nodes_for
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
 from tests.stories import Group, Stories, selected, told_together
@@ -30,6 +30,7 @@ from tpu_training_operator.domain.objects.workload import workload
 Object = dict[str, Any]
 
 _RBAC = Path(__file__).with_name("kueue_rbac.yaml")
+_API = "apis/kueue.x-k8s.io/v1beta2"
 _LABEL = "kueue.x-k8s.io/queue-name"
 _FLAVOR = {
     "apiVersion": "kueue.x-k8s.io/v1beta2",
@@ -82,8 +83,7 @@ class Kueue:
         self._name = name
 
     def workload(self) -> Object:
-        items = json.loads(self._space.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]
-        return next((item for item in items if self._name in ("", item["metadata"]["name"])), {})
+        return next((item for item in self._all() if self._name in ("", item["metadata"]["name"])), {})
 
     def says(self, kind: str) -> tuple[str, str]:
         found = condition(self.workload().get("status", {}), kind)
@@ -91,8 +91,10 @@ class Kueue:
 
     def names(self) -> list[str]:
         """Of all Workloads of the namespace."""
-        items = json.loads(self._space.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]
-        return [item["metadata"]["name"] for item in items]
+        return [item["metadata"]["name"] for item in self._all()]
+
+    def _all(self) -> list[Object]:
+        return self._space.all("workloads", _API)
 
     def never_admits(self) -> None:
         self._write([("QuotaReserved", "False", "Pending")], (), {}, _TOO_LARGE)
@@ -132,9 +134,8 @@ class Kueue:
                 "lastTransitionTime": now,
             }
         found["status"] = found.get("status", {}) | status | {"conditions": list(known.values())}
-        self._space.kubectl(
-            "replace", "--subresource=status", "--field-manager=kueue-admission", "-f", "-", input=json.dumps(found)
-        )
+        path = f"/{_API}/namespaces/{self._space.name}/workloads/{found['metadata']['name']}/status"
+        self._space.cluster.api.call("PUT", f"{path}?fieldManager=kueue-admission&fieldValidation=Strict", found)
 
 
 def a_queued_job_is_admitted_evicted_admitted_again_and_finishes(space: Namespace, operator: OperatorProcess) -> None:
@@ -235,7 +236,7 @@ def a_queued_job_on_two_slices_runs_on_the_one_that_is_admitted_and_grows_when_b
     both.admit()
     space.wait_for_state("Running", attempt=3)
     assert (_slices(space), len(both.names())) == (["0", "0", "1", "1"], 1)
-    assert not any("hold" in name for name in space.names("pod"))
+    assert not any("hold" in name for name in space.names("pods"))
 
     both.evict()
     space.wait(lambda: both.says("QuotaReserved")[0] == "False", "the quota is given back")
@@ -315,7 +316,7 @@ def stories(control_plane: ControlPlane, granted: OperatorProcess, request: pyte
     control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([_FLAVOR, _CLASS]))
 
     def tell(story: Callable[[Namespace, OperatorProcess], None]) -> None:
-        with fresh_namespace(control_plane.api) as name:
+        with emptied_namespace(control_plane.api) as name:
             story(Namespace(control_plane, name), granted)
 
     chosen = {name: partial(tell, STORIES[name]) for name in selected(request, STORIES)}

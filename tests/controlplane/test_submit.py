@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.jobs import Namespace, Object, digits
 from tests.controlplane.tpujob import tpujob
 from tests.stories import Group, Stories, selected, told_together
@@ -311,7 +311,7 @@ def stories(
     """Each in a namespace of its own. They are three at a time, because they wait for the cluster."""
 
     def tell(story: Callable[[Desk], None]) -> None:
-        with fresh_namespace(control_plane.api) as name:
+        with emptied_namespace(control_plane.api) as name:
             story(Desk(Namespace(control_plane, name), tmp_path_factory.mktemp("desk")))
 
     chosen = {name: partial(tell, STORIES[name]) for name in selected(request, STORIES)}

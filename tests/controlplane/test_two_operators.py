@@ -16,7 +16,7 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import deadline
 from tests.cluster.kwok import cpu_nodes_for
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tests.controlplane.faults import Fault, Hold
@@ -100,7 +100,7 @@ def prepare(space: Namespace) -> None:
 
 def tell(story: Callable[[Namespace, Pair, FaultyProxy], None], cluster: ControlPlane) -> None:
     """In a namespace with two operators that run."""
-    with fresh_namespace(cluster.api) as name, FaultyProxy(cluster, seed=0) as proxy:
+    with emptied_namespace(cluster.api) as name, FaultyProxy(cluster, seed=0) as proxy:
         space = Namespace(cluster, name)
         pair = Pair(space, f"https://{proxy.host}:{proxy.port}")
         try:

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import TPU_TAINT
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import digits
 from tests.controlplane.places import FOUR_HOSTS, a_place
@@ -94,7 +94,7 @@ def objects(
 def test_a_pod_that_a_limit_range_refuses_says_so_with_the_remedy(
     control_plane: ControlPlane, limits: Object, trainer: str, check: str | None
 ) -> None:
-    with fresh_namespace(control_plane.api) as namespace:
+    with emptied_namespace(control_plane.api) as namespace:
         body = {"metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container", **limits}]}}
         control_plane.api.call("POST", f"/api/v1/namespaces/{namespace}/limitranges", body)
         _, worker = objects(namespace)
@@ -107,7 +107,7 @@ def test_a_pod_that_a_limit_range_refuses_says_so_with_the_remedy(
 
 def test_a_limit_of_the_jobs_own_is_no_matter_of_a_limit_range(control_plane: ControlPlane) -> None:
     resources = {"requests": {"cpu": "4"}, "limits": {"cpu": "2"}}
-    with fresh_namespace(control_plane.api) as namespace:
+    with emptied_namespace(control_plane.api) as namespace:
         _, worker = objects(namespace, trainer=OWN_LOOP | {"resources": resources})
         refused = refusal(control_plane, namespace, worker)
     assert "than or equal to cpu limit" in refused
@@ -127,7 +127,7 @@ def refusal(cluster: ControlPlane, namespace: str, pod: Object) -> str:
 def test_a_restricted_namespace_admits_a_worker_that_reports(
     control_plane: ControlPlane, trainer: Object | None
 ) -> None:
-    with fresh_namespace(control_plane.api, RESTRICTED) as namespace:
+    with emptied_namespace(control_plane.api, RESTRICTED) as namespace:
         for kind, body in zip(("configmaps", "pods"), objects(namespace, "node-a", trainer=trainer), strict=True):
             stored = control_plane.api.call("POST", f"/api/v1/namespaces/{namespace}/{kind}?dryRun=All", body)
     (volume,) = (v for v in stored["spec"]["volumes"] if v["name"] == "tpu-training-progress")
@@ -138,7 +138,7 @@ def test_a_restricted_namespace_admits_a_worker_that_reports(
 def admitted(control_plane: ControlPlane, level: str, trainer: Object) -> tuple[str, str]:
     """What Pod Security at this level refuses in the first worker, empty if it admits the pod, and the remedy."""
     labels = RESTRICTED | {"pod-security.kubernetes.io/enforce": level}
-    with fresh_namespace(control_plane.api, labels) as namespace:
+    with emptied_namespace(control_plane.api, labels) as namespace:
         (_, pod) = objects(namespace, trainer=OWN_LOOP | trainer)
         refused = refusal(control_plane, namespace, pod)
         return refused, pod_security_remedy(refused, pod)
@@ -201,7 +201,7 @@ def test_pod_security_decides_on_what_a_job_may_ask_for(
 def test_only_the_workers_of_a_privileged_job_are_privileged(control_plane: ControlPlane) -> None:
     """A namespace that refuses privilege admits the entry check and the placeholders."""
     labels = RESTRICTED | {"pod-security.kubernetes.io/enforce": "baseline"}
-    with fresh_namespace(control_plane.api, labels) as namespace:
+    with emptied_namespace(control_plane.api, labels) as namespace:
         job = job_on_tpus(namespace, {"image": "i", "entrypoint": "m:f", "securityContext": PRIVILEGED})
         resolution = resolve(job.spec)
         assert "privileged" in refusal(control_plane, namespace, worker_pod(job, resolution, FIRST))

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
 from tests.planner.story import given_a_job, resume
@@ -120,7 +120,7 @@ def apply(cluster: ControlPlane, namespace: str, job: Object, *flags: str) -> st
 
 def write_testdata(cluster: ControlPlane) -> None:
     for story in STORIES:
-        with fresh_namespace(cluster.api) as namespace:
+        with emptied_namespace(cluster.api) as namespace:
             created = put(cluster, namespace, told(story))["metadata"]["creationTimestamp"]
             shown = cluster.kubectl("--namespace", namespace, "get", "tpujob", "digits", "-o", "yaml").stdout
         shown = shown.replace(namespace, "team-a").replace(created, told(story)["metadata"]["creationTimestamp"])

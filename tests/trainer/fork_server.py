@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
@@ -31,7 +32,7 @@ READ_LATER = (
     *("MASTER_", "TPUJOB_", "KUBEFLOW_", "STORAGE_EMULATOR_HOST"),
     *("CPU_NUM_DEVICES", "PJRT_CPU_ASYNC_CLIENT", "XLA_THREAD_POOL_SIZE"),
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_"),
-    *("TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
+    *("TPU_TRAINER_", "TEST_", "PYTEST_CURRENT_TEST", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
@@ -124,7 +125,13 @@ def start(
 ) -> ForkedProcess:
     """`python -m module`, forked from this worker's server of `packages`."""
     early = {name: value for name, value in env.items() if not name.startswith(READ_LATER)}
-    return _server(packages, tuple(sorted(early.items())), cwd, python).fork(module, env)
+    with _STARTING:
+        server = _server(packages, tuple(sorted(early.items())), cwd, python)
+    return server.fork(module, env)
+
+
+_STARTING = threading.Lock()
+"""Two threads that ask first at the same time would start two servers."""
 
 
 @functools.cache
