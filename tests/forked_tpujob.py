@@ -3,6 +3,7 @@
 The fork server is that of the trainer's tests, which says what a fork cannot show.
 """
 
+import io
 import json
 import os
 import sys
@@ -24,25 +25,33 @@ _PACKAGES = (
 
 
 def start(
-    arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stdout: str, stderr: str
+    arguments: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Mapping[int, str]
 ) -> fork_server.ForkedProcess:
-    """Returns the process of `tpujob` with these arguments, without a terminal; both its streams are files."""
-    order = json.dumps([[*arguments], str(cwd), dict(env), stdout, stderr])
+    """Returns the process of `tpujob` with these arguments.
+
+    Its descriptors in `streams` are these files or terminals. Else stdin is empty, and the others are its `stdout`.
+    """
+    order = json.dumps([[*arguments], str(cwd), dict(env), [*streams.items()]])
     given = {**STARTED_WITH, _ORDER: order}
     process = fork_server.start(_PACKAGES, __name__, given, str(_REPOSITORY))
-    process.stdout.close()
+    if streams.keys() >= {1, 2}:
+        process.stdout.close()
     return process
 
 
 def _main() -> None:
     from tpu_training_operator.cli.main import main
 
-    arguments, cwd, env, *streams = json.loads(os.environ[_ORDER])
+    arguments, cwd, env, streams = json.loads(os.environ[_ORDER])
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    for number, stream in enumerate(streams, 1):
-        os.dup2(os.open(stream, os.O_WRONLY | os.O_APPEND), number)
+    for number, stream in streams:
+        access = os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY
+        os.dup2(os.open(stream, access | os.O_NOCTTY), number)
+    # As an interpreter would have begun.
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     sys.argv[1:] = arguments
     main()
 

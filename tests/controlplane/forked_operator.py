@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.layers import STARTED_WITH
 from tests.trainer import fork_server
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ def start_operator(server: str, account: Path, arguments: tuple[str, ...], log: 
     variables = {"KUBERNETES_SERVICE_HOST": where.hostname, "KUBERNETES_SERVICE_PORT": str(where.port)}
     order = json.dumps([str(log), str(account), variables, arguments])
     process = fork_server.start(
-        ("tpu_training_operator.main",), __name__, {**os.environ, _ORDER: order}, str(_REPOSITORY)
+        ("tpu_training_operator.main",), __name__, {**STARTED_WITH, _ORDER: order}, str(_REPOSITORY)
     )
     process.stdout.close()
     return process

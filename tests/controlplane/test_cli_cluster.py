@@ -5,7 +5,6 @@ Logs need a kubelet: tests/e2e/test_cli.py. The stories are told at the same tim
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from tests.cluster.namespaces import emptied_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.tpujob import PROGRAM, tpujob
+from tests.controlplane.tpujob import start, tpujob
 from tests.stories import Group, Stories, selected, told_together
+from tests.trainer.fork_server import ForkedProcess
 
 # The rights that `tpujob` documents.
 RIGHTS = [
@@ -64,7 +64,7 @@ class Reading:
         return tpujob(*arguments, *self._where())
 
     def watch(self) -> "Watch":
-        return Watch([sys.executable, "-c", PROGRAM, "watch", "digits", *self._where()])
+        return Watch(start({}, "watch", "digits", *self._where()))
 
     def _where(self) -> tuple[str, ...]:
         return ("-n", self.space.name, "--kubeconfig", str(self.kubeconfig))
@@ -73,15 +73,9 @@ class Reading:
 class Watch:
     """A running `tpujob watch digits`, and what it has printed so far."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         self.output = ""
-        self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            bufsize=1,
-        )
+        self._process = process
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -102,7 +96,6 @@ class Watch:
         return status
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
                 self.output += line

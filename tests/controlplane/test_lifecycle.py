@@ -24,8 +24,9 @@ from tests.cluster.namespaces import emptied_namespace
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.test_cli_cluster import Reading
-from tests.controlplane.tpujob import PROGRAM, tpujob
+from tests.controlplane.tpujob import PROGRAM, start, tpujob
 from tests.stories import Group, Stories, selected, told_together
+from tests.trainer.fork_server import ForkedProcess
 
 HOLD = "example.com/hold"
 
@@ -35,12 +36,6 @@ class User:
     """An administrator of a namespace, at a terminal or in a script."""
 
     space: Namespace
-
-    def command(self, *arguments: str) -> list[str]:
-        """Starts an interpreter, for a story with a terminal or an interrupt."""
-        # A shell's background job, which a test run may be, has its interrupts ignored, and its children inherit that.
-        program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {PROGRAM}"
-        return [sys.executable, "-uc", program, *arguments, *self._where()]
 
     def _where(self) -> tuple[str, ...]:
         return ("-n", self.space.name, "--kubeconfig", str(self.space.cluster.kubeconfig))
@@ -61,39 +56,39 @@ class User:
     def answers(self, answer: bytes, *arguments: str) -> tuple[int, str]:
         """At a terminal, types `answer` at the question; returns the exit status and what is on the screen."""
         ours, theirs = pty.openpty()
-        with subprocess.Popen(
-            self.command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        ) as process:
+        process = start(dict.fromkeys(range(3), os.ttyname(theirs)), *arguments, *self._where())
+        process.stdout.close()
+        shown = b""
+        try:
+            while b"[y/N]" not in shown:
+                shown += os.read(ours, 65536)
             os.close(theirs)
-            shown = b""
-            try:
-                while b"[y/N]" not in shown:
-                    shown += os.read(ours, 65536)
-                if answer == b"^C":
-                    # Again and again: one that comes just before the read of the answer does not interrupt it.
-                    while b"Aborted" not in shown:
-                        process.send_signal(signal.SIGINT)
-                        while select.select([ours], [], [], 1.0)[0] and b"Aborted" not in shown:
-                            shown += os.read(ours, 65536)
-                else:
-                    os.write(ours, answer)
-                while piece := os.read(ours, 65536):
-                    shown += piece
-            except OSError:
-                # Linux says EIO where the last program has closed its side.
-                pass
+            if answer == b"^C":
+                # Again and again: one that comes just before the read of the answer does not interrupt it.
+                while b"Aborted" not in shown:
+                    process.send_signal(signal.SIGINT)
+                    while select.select([ours], [], [], 1.0)[0] and b"Aborted" not in shown:
+                        shown += os.read(ours, 65536)
+            else:
+                os.write(ours, answer)
+            while piece := os.read(ours, 65536):
+                shown += piece
+        except OSError:
+            # Linux says EIO where the last program has closed its side.
+            pass
         os.close(ours)
-        return process.returncode, shown.decode()
+        return process.wait(), shown.decode()
 
     @contextmanager
-    def started(self, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-        command = self.command(*arguments)
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    def started(self, *arguments: str) -> Iterator[tuple[ForkedProcess, IO[str]]]:
+        """Yields the process and what it says on stderr."""
+        process = start({1: os.devnull}, *arguments, *self._where())
+        with process.stdout as said:
             try:
-                assert process.stderr is not None
-                yield process, process.stderr
+                yield process, said
             finally:
                 process.kill()
+                process.wait()
 
     def uids(self) -> str:
         return self.space.kubectl("get", "tpujob", "-o", "jsonpath={.items[*].metadata.uid}")

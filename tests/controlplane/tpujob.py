@@ -1,15 +1,17 @@
 """Runs `tpujob`, forked.
 
-The stories that type at a terminal, interrupt a command, or choose its kubeconfig by a variable start the interpreter
-themselves, as do the tests in tests/unit/cli.
+The story that chooses its kubeconfig by a variable starts the interpreter itself, as do the tests in tests/unit/cli
+that interrupt a command, close its pipe or give it a terminal.
 """
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from tests import forked_tpujob
+from tests.trainer.fork_server import ForkedProcess
 
 PROGRAM = "from tpu_training_operator.cli.main import main; main()"
 
@@ -17,5 +19,10 @@ PROGRAM = "from tpu_training_operator.cli.main import main; main()"
 def tpujob(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Returns what the command with these arguments has printed, without a terminal, and its exit status."""
     with NamedTemporaryFile("r") as stdout, NamedTemporaryFile("r") as stderr:
-        process = forked_tpujob.start(arguments, Path.cwd(), os.environ, stdout.name, stderr.name)
+        process = start({1: stdout.name, 2: stderr.name}, *arguments)
         return subprocess.CompletedProcess(arguments, process.wait(), stdout.read(), stderr.read())
+
+
+def start(streams: Mapping[int, str], *arguments: str) -> ForkedProcess:
+    """`streams`: see `forked_tpujob`."""
+    return forked_tpujob.start(arguments, Path.cwd(), os.environ, streams)

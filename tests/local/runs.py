@@ -63,7 +63,7 @@ class Run:
         command, env = ["run", "-f", "job.json", *arguments], {**kept, **environ}
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             if not is_real:
-                self.process = forked_tpujob.start(command, directory, env, stdout.name, stderr.name)
+                self.process = forked_tpujob.start(command, directory, env, {1: stdout.name, 2: stderr.name})
                 return
             self.process = subprocess.Popen(
                 [TPUJOB, *command],

@@ -32,7 +32,7 @@ READ_LATER = (
     *("MASTER_", "TPUJOB_", "KUBEFLOW_", "STORAGE_EMULATOR_HOST"),
     *("CPU_NUM_DEVICES", "PJRT_CPU_ASYNC_CLIENT", "XLA_THREAD_POOL_SIZE"),
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_"),
-    *("TPU_TRAINER_", "TEST_", "PYTEST_CURRENT_TEST", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
+    *("TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
