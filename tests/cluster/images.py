@@ -1,12 +1,13 @@
 """Images for real nodes, made on this machine alone: a base image by debootstrap, and Dockerfiles built on it.
 
 `python -m tests.cluster.images` makes the base image; run first, it keeps that minute out of the tests. This needs no
-daemon and no image registry: the base comes from Debian's package archive once and is cached; buildah works in its own
-storage, which is removed afterwards.
+daemon and no image registry: the base comes from Debian's package archive once and is cached, and so are the layers of
+a Dockerfile that stay the same.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,12 +21,17 @@ from tests.cluster.processes import launched
 SUITE = "bookworm"
 # What the project's Dockerfiles expect of python:3.11-slim.
 CONTENTS = ("python3", "python3-venv", "ca-certificates")
+# The form of `oci.write_image`'s archives.
+FORM = "2"
 # Files that only apt needs, and devices that the container runtime makes.
 LEFT_OUT = ("./var/cache/apt/*", "./var/lib/apt/lists/*", "./dev/*", "./proc/*", "./sys/*")
 
 # The first of these that is set names the certificates that this machine trusts instead of the usual ones.
 CERTIFICATE_SETTINGS = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+
+# A build of other code adds four, 80 MB in all.
+MOST_LAYERS = 60
 
 # Everything that these programs mount or start ends with them, however they end.
 ISOLATED = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -46,8 +52,8 @@ class Image:
 def base_image() -> Image:
     """Debian with Python, from the cache or newly made. Raises MachineUnfit, ImageBuildError."""
     # debootstrap sets packages up in the new root, so these alone decide what it makes.
-    key = hashlib.sha256("\0".join((SUITE, *CONTENTS, *LEFT_OUT)).encode()).hexdigest()[:12]
-    folder = directories.cache_root() / "images"
+    key = hashlib.sha256("\0".join((SUITE, *CONTENTS, *LEFT_OUT, FORM)).encode()).hexdigest()[:12]
+    folder = _cache()
     image = Image(f"tpu-operator.dev/python:{key}", folder / f"python-{key}.tar")
     if not image.archive.exists():
         with directories.locked(folder / "lock", waiting="waiting: another process makes the base image"):
@@ -61,29 +67,44 @@ def build_image(dockerfile: Path, context: Path, tag: str, build_args: Mapping[s
 
     tag: the image's name, with registry ("localhost/operator:test"). Raises MachineUnfit, ImageBuildError.
     """
-    base = base_image()
-    archive = _archive(tag, into)
+    image, storage = Image(tag, _archive(tag, into)), _cache() / "layers"
+    arguments = {"BASE_IMAGE": f"oci-archive:{base_image().archive}", **build_args}
+    build = (
+        "bud",
+        "--isolation=chroot",
+        "--layers",
+        f"--file={dockerfile}",
+        f"--tag={tag}",
+        *(f"--build-arg={name}={value}" for name, value in arguments.items()),
+        *_trusted_certificates(),
+        str(context),
+    )
+    with directories.locked(_cache() / "layers.lock", waiting="waiting: another process builds an image"):
+        if len(list(storage.glob("overlay/*"))) > MOST_LAYERS:
+            shutil.rmtree(storage)
+        is_new = not storage.exists()
+        try:
+            _build(storage, build, image)
+        except ImageBuildError:
+            if is_new:
+                raise
+            # A build that was killed may have left half a layer.
+            shutil.rmtree(storage)
+            _build(storage, build, image)
+    return image
+
+
+def _build(storage: Path, build: tuple[str, ...], image: Image) -> None:
+    """Runs buildah with its layers in `storage`."""
     scratch = directories.create_cluster_directory()
-    arguments = {"BASE_IMAGE": f"oci-archive:{base.archive}", **build_args}
     try:
-        _buildah(
-            scratch,
-            "bud",
-            "--isolation=chroot",
-            "--layers=false",
-            f"--file={dockerfile}",
-            f"--tag={tag}",
-            *(f"--build-arg={name}={value}" for name, value in arguments.items()),
-            *_trusted_certificates(),
-            str(context),
-        )
-        archive.unlink(missing_ok=True)
+        _buildah(scratch, storage, *build)
+        image.archive.unlink(missing_ok=True)
         # In this form layers are not compressed, which would cost seconds here and in each node; and the base is the
         # same layer as that of the other images, which the nodes take once.
-        _buildah(scratch, "push", tag, f"docker-archive:{archive}:{tag}")
+        _buildah(scratch, storage, "push", image.name, f"docker-archive:{image.archive}:{image.name}")
     finally:
         directories.remove_cluster_directory(scratch)
-    return Image(tag, archive)
 
 
 def base_image_with(tag: str, opened: str, settings: Mapping[str, object], into: Path) -> Image:
@@ -99,6 +120,10 @@ def base_image_with(tag: str, opened: str, settings: Mapping[str, object], into:
     lower.unlink()
     upper.unlink()
     return Image(tag, archive)
+
+
+def _cache() -> Path:
+    return directories.cache_root() / "images"
 
 
 def _archive(tag: str, into: Path) -> Path:
@@ -128,9 +153,9 @@ def _trusted_certificates() -> list[str]:
     return [f"--volume={named[0]}:{CERTIFICATES}:ro"] if named else []
 
 
-def _buildah(scratch: Path, *arguments: str) -> None:
+def _buildah(scratch: Path, storage: Path, *arguments: str) -> None:
     # The nodes' containerd needs the same driver in the same file system. With vfs each step copied the whole image.
-    places = (f"--root={scratch / 'storage'}", f"--runroot={scratch / 'run'}", "--storage-driver=overlay")
+    places = (f"--root={storage}", f"--runroot={scratch / 'run'}", "--storage-driver=overlay")
     _run(scratch, (str(packages.find("buildah")), *places, *arguments))
 
 

@@ -36,6 +36,8 @@ def write_image(archive: Path, name: str, layers: Sequence[Path], settings: Mapp
             "os": "linux",
             "config": {"Env": [f"PATH={PATH}"], **settings},
             "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in described]},
+            # buildah builds in layers only on an image that has one entry for each.
+            "history": [{"created_by": name}] * len(described),
         }
     ).encode()
     manifest = json.dumps(
