@@ -18,7 +18,9 @@ test-fast: .setup check
 	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract $(LONG:%=--ignore=tests/%)
 
 # The modules of these layers that take longest, and those that import torch or transformers.
-LONG := planner/test_machine.py planner/test_crashes.py planner/test_any_job.py unit/runtime/test_strangers.py \
+LONG := planner/test_machine.py planner/test_crashes.py planner/test_any_job.py planner/test_two_leaders.py \
+    planner/test_newer_status.py unit/runtime/test_strangers.py unit/runtime/test_flat_memory.py unit/kube/test_replica.py \
+    unit/html_report/test_report_page.py \
     unit/repository/test_bench_recipes.py unit/repository/test_bench_images.py contract/test_torchrun.py \
     contract/test_recipe_fields.py contract/test_torch_xla_topology.py contract/test_noise_scale.py \
     contract/test_kubeflow_callback.py
