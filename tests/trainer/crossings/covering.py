@@ -1,11 +1,13 @@
 """Covering arrays: few rows of values in which every pair of values occurs, or every triple.
 
 Greedy: each row begins with a tuple that no row has yet and takes, feature by feature, the value that brings the most
-further ones. The same input always gives the same rows.
+further ones. Then a row takes the plainest value of each dear feature of which no tuple needs another. The same input
+always gives the same rows.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from random import Random
@@ -19,11 +21,15 @@ CANDIDATES = 12
 
 
 def covering(
-    features: Mapping[str, Sequence[str]], forbidden: Sequence[Row], strength: int = 2, begin: Sequence[Row] = ()
+    features: Mapping[str, Sequence[str]],
+    forbidden: Sequence[Row],
+    strength: int = 2,
+    begin: Sequence[Row] = (),
+    dear: Sequence[str] = (),
 ) -> list[dict[str, str]]:
     """Returns rows without a forbidden combination in which every allowed tuple of `strength` values occurs.
 
-    `begin`: parts of rows that the array begins with.
+    `begin`: parts of rows that the array begins with. `dear`: features whose first value costs least.
     """
     random = Random(0)
     rows: list[dict[str, str]] = []
@@ -36,6 +42,7 @@ def covering(
         for each in tuples(best, strength):
             left.pop(each, None)
         rows.append({name: best[name] for name in features})
+    _save(rows, {name: features[name][0] for name in dear}, forbidden, strength, begin)
     return rows
 
 
@@ -56,6 +63,23 @@ def tuples(row: Row, strength: int) -> Iterator[Pairs]:
 def fits(row: Row, forbidden: Sequence[Row]) -> bool:
     """Returns whether a row, or a part of one, has no forbidden combination."""
     return not any(rule.items() <= row.items() for rule in forbidden)
+
+
+def _save(
+    rows: Sequence[dict[str, str]], cheapest: Row, forbidden: Sequence[Row], strength: int, begin: Sequence[Row]
+) -> None:
+    """Gives rows the cheapest values where another row has all that would be lost."""
+
+    def needed(row: Row) -> set[Pairs]:
+        return {*tuples(row, strength), *(frozenset(part.items()) for part in begin if part.items() <= row.items())}
+
+    found = Counter(each for row in rows for each in needed(row))
+    for row, (name, value) in product(rows, cheapest.items()):
+        cheaper = {**row, name: value}
+        if fits(cheaper, forbidden) and all(found[each] > 1 for each in needed(row) - needed(cheaper)):
+            found.subtract(needed(row))
+            found.update(needed(cheaper))
+            row.update(cheaper)
 
 
 def _shuffled(features: Mapping[str, Sequence[str]], random: Random) -> Mapping[str, Sequence[str]]:

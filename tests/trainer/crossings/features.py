@@ -103,12 +103,11 @@ RULES += (
     ),
     Rule({"schedule": "Own", "scaling": "adaptive"}, "AdaScale sets the rate", "here the task's own code sets it"),
     *(
-        Rule(
-            {name: value, "scaling": "adaptive"},
-            "it compares the gradients of two",
-            "compares the gradients of several",
+        Rule({name: value, "scaling": "adaptive"}, why, "compares the gradients of several")
+        for name, value, why in (
+            ("way", "spmd", "one program has one gradient"),
+            ("replicas", "1", "so has one replica with one pass"),
         )
-        for name, value in (("way", "spmd"), ("replicas", "1"))
     ),
 )
 
@@ -177,15 +176,15 @@ def case_of(row: dict[str, str]) -> Case:
 @functools.cache
 def cases(strength: int = 3 if SOAK else 2) -> tuple[Case, ...]:
     """Returns jobs in which all allowed tuples of `strength` values occur."""
-    rows = covering(FEATURES, [rule.values for rule in RULES], strength, KNOWN)
+    rows = covering(FEATURES, [rule.values for rule in RULES], strength, KNOWN, dear=("way", "replicas", "life"))
     return tuple(map(case_of, rows))
 
 
 @functools.cache
 def refused() -> tuple[tuple[Rule, Case], ...]:
-    """Returns for each refusal the plainest job that meets it."""
+    """Returns for each reason of a refusal the first rule, and the plainest job that meets it."""
+    reasons = {rule.why: rule for rule in reversed(RULES) if rule.says is not None}
     return tuple(
         (rule, case_of({"replicas": "2" if {"spmd", "adaptive"} & {*rule.values.values()} else "1"} | rule.values))
-        for rule in RULES
-        if rule.says is not None
+        for rule in reasons.values()
     )

@@ -114,11 +114,14 @@ def _store(folder: Path) -> ServedStore:
 
 def _compile_without_inductor() -> None:
     """Has torch.compile make its programs and their guards, but not build them: inductor's are in `test_compiled`, and
-    each takes seconds."""
+    each takes seconds. An update has no gradients to trace."""
     import torch
 
     plain = torch.compile
-    torch.compile = lambda function, backend, **named: plain(function, backend="aot_eager", **named)
+    backends = {"compiled_loss": "aot_eager"}
+    torch.compile = lambda function, backend, **named: plain(
+        function, backend=backends.get(function.__name__, "eager"), **named
+    )
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def _apart(what: str, found: dict[str, Tensor], want: dict[str, Tensor], case: C
 def test_every_allowed_tuple_of_values_of_a_small_set_occurs(strength: int) -> None:
     features = {name: FEATURES[name] for name in ("way", "replicas", "sharding", "optimizer", "used")}
     forbidden = [rule.values for rule in RULES if rule.values.keys() <= features.keys()]
-    rows = covering(features, forbidden, strength)
+    rows = covering(features, forbidden, strength, dear=("way", "replicas"))
     found = {each for row in rows for each in tuples(row, strength)}
     assert found == set(allowed(features, forbidden, strength))
     assert all(fits(row, forbidden) for row in rows)
