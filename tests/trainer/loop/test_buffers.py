@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tests.trainer import fork_server
 from tests.trainer.gang_processes import Launcher, run_spec, start_replicas
 from tests.trainer.in_threads import ThreadBackend
 from tests.trainer.whole_runs import Ran, Stopping, run
@@ -321,7 +322,9 @@ def test_under_lightnings_trainer_the_buffers_are_rank_0s_too(launcher: Launcher
     every = {"hosts": 2, "replicas": 2, "trainSteps": STEPS}
     runs: list[tuple[str, dict[str, Any]]] = [("centred", {}), ("Centred", {"evaluateEverySteps": 3})]
     gangs = [
-        launcher.start(run_spec(**every, entrypoint=f"tests.trainer.lightning_zoo:{name}", **more))
+        launcher.start(
+            run_spec(**every, entrypoint=f"tests.trainer.lightning_zoo:{name}", **more), packages=fork_server.LIGHTNING
+        )
         for name, more in runs
     ]
     for gang in gangs:
