@@ -25,8 +25,8 @@ def assert_follows_reference(gang: Gang, optimizer: str) -> None:
     [
         (kind, *layout)
         for kind in KINDS
-        # A process costs more than a device.
-        for layout in [(1, "adamw"), (2, "sgd"), (4 if kind in ("torch", "xla") else 8, "adamw")]
+        # A process costs more than a device. AdamW would not see a sum in place of a mean.
+        for layout in [(1, "adamw"), (4 if kind in ("torch", "xla") else 8, "sgd")]
     ],
 )
 def test_losses_equal_plain_pytorch_on_the_whole_batch_and_every_example_is_evaluated_once(
@@ -58,7 +58,7 @@ def test_all_hosts_start_from_host_0s_weights(launcher: Launcher, backend: str) 
     ("backend", "hosts", "optimizer"), [("xla", 1, "adafactor"), ("xla", 2, "sgd"), ("xla-spmd", 1, "lion")]
 )
 def test_xla_compiles_in_the_first_steps_only(launcher: Launcher, backend: str, hosts: int, optimizer: str) -> None:
-    steps = 200
+    steps = 80
     task = {"entrypoint": "tests.trainer.counting_compilations:task"}
     gang = launcher.start(run_spec(backend=backend, hosts=hosts, trainSteps=steps, optimizer=optimizer, **task))
     assert set(gang.wait()) == {0}, gang.output()
