@@ -1,6 +1,6 @@
 """`python -m tpu_trainer` whose replicas do not train: each tries what a backend offers besides the exchange.
 
-The replacement applies on import, because the started processes import this module again.
+Hosts fork their processes, which have the replacement, too.
 """
 
 from __future__ import annotations
@@ -88,6 +88,6 @@ if os.environ.get("CPU_NUM_DEVICES"):
 replica.run_replica = try_backend
 
 if __name__ == "__main__":
-    from tpu_trainer.worker.entry import main
+    from tests.trainer.forked_replicas import main
 
     sys.exit(main())

@@ -36,8 +36,7 @@ GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Per gang what its processes found, in the order of their ranks; every gang runs once.
 
-    `test_endings`, `test_doctor` and `test_chips` start the others by the real command; torch's replicas are spawned by
-    their hosts here, as there."""
+    `test_endings`, `test_doctor` and `test_chips` start the others by the real command."""
     launcher = Launcher(tmp_path_factory.mktemp("gangs"))
     results: dict[str, list[dict[str, Any]]] = {}
 
@@ -104,14 +103,18 @@ def test_spmd_shards_rows_over_the_devices_and_replicates_the_rest(found: Any) -
     assert one["shards"] == {"rows": [[4, 8]] * 4, "uneven": [[3, 8]] * 4, "number": [[]] * 4, "numbers": [[1, 2]] * 4}
 
 
-def start_two_per_host(launcher: Launcher, hosts: int, **changes: Any) -> Gang:
+SPAWNS, FORKS = "tpu_trainer", "tests.trainer.forked_replicas"
+"""A host that starts its processes as it does in a pod, and one that saves them the imports."""
+
+
+def start_two_per_host(launcher: Launcher, hosts: int, module: str = FORKS, **changes: Any) -> Gang:
     spec = run_spec(backend="torch", hosts=hosts, torch=TWO_PER_HOST, **changes)
-    return launcher.start(spec, module="tests.trainer.forked_replicas")
+    return launcher.start(spec, module=module)
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_two_processes_per_host_follow_plain_pytorch(launcher: Launcher, hosts: int) -> None:
-    gang = start_two_per_host(launcher, hosts)
+@pytest.mark.parametrize(("hosts", "module"), [(1, SPAWNS), (2, FORKS)], ids=["spawned", "forked"])
+def test_two_processes_per_host_follow_plain_pytorch(launcher: Launcher, hosts: int, module: str) -> None:
+    gang = start_two_per_host(launcher, hosts, module)
     assert set(gang.wait()) == {0}, gang.output()
     assert gang.losses() == pytest.approx(plain.small("sgd"), abs=1e-5)
 
