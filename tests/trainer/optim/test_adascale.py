@@ -176,7 +176,7 @@ def test_every_backend_follows_algorithm_1(launcher: Launcher, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["xla", "chips"])
 def test_on_xla_the_rate_is_data_that_the_host_does_not_wait_for(launcher: Launcher, kind: str) -> None:
     """The doctor warns of programs that are compiled later, and of numbers that are read, in a few steps of ten."""
-    gang = start(launcher, kind, trainSteps=400, schedule={"name": "Cosine", "factor": "0.1"})
+    gang = start(launcher, kind, trainSteps=160, schedule={"name": "Cosine", "factor": "0.1"})
     assert set(gang.wait()) == {0}, gang.output()
     assert "warning:" not in gang.output()
 
