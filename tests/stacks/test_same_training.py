@@ -28,7 +28,6 @@ def start(launcher: Launcher, stack: str, folder: Path, attempt: int) -> Any:
         backend="xla" if stack == "torch_xla" else "torch",
         hosts=2,
         replicas=4,
-        optimizer="adamw",
         trainSteps=STEPS,
         checkpoint={"uri": str(folder), "everySteps": MIDDLE, "keep": 9},
     )

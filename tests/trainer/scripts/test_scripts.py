@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.processes import wait_until
 from tests.trainer import fork_server
-from tests.trainer.gang_processes import DEADLINE, Gang, Launcher, run_spec
+from tests.trainer.gang_processes import DEADLINE, ON_XLAS_CPU, Gang, Launcher, run_spec
 from tests.trainer.in_process import run
 
 FRAMEWORKS = (
@@ -19,8 +19,9 @@ FRAMEWORKS = (
     *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "accelerate", "sklearn.datasets"),
 )
 SCRIPTS = "tests.trainer.scripts"
-# Accelerate would train on torch_xla, each process alone, where that is installed.
-ON_CPU = {"USE_TORCH_XLA": "0", "ACCELERATE_USE_CPU": "true"}
+# Accelerate would train on torch_xla, each process alone, where that is installed. All scripts have the same variables,
+# so that they are forked from one process.
+ON_CPU = {"USE_TORCH_XLA": "0", "ACCELERATE_USE_CPU": "true", **ON_XLAS_CPU}
 
 
 def own_loop(**changes: Any) -> dict[str, Any]:
@@ -64,7 +65,6 @@ def test_a_well_known_script_learns_as_a_task(
 def test_the_own_loop_of_the_examples_stops_on_all_hosts_after_the_same_step_and_continues(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    # The frameworks' process forks these workers, too.
     place = {**ON_CPU, "TPUJOB_CHECKPOINT_URI": str(tmp_path)}
     gang = launcher.start(own_loop(trainSteps=10**6), "examples.own_loop", packages=FRAMEWORKS, **place)
     gang.hosts[0].wait_for("step 100:")
@@ -109,7 +109,7 @@ def test_accelerates_loop_trains_as_one_gang(launcher: Launcher) -> None:
 
 
 def test_torch_xlas_own_loop_reports_on_one_host(launcher: Launcher) -> None:
-    gang = launcher.start(own_loop(hosts=1, backend="xla"), f"{SCRIPTS}.xla_mnist")
+    gang = launcher.start(own_loop(hosts=1, backend="xla"), f"{SCRIPTS}.xla_mnist", packages=FRAMEWORKS, **ON_CPU)
     assert gang.wait() == [0], gang.output()
     assert step_of(gang) == 24
     assert len(gang.losses()) == 24
@@ -118,19 +118,19 @@ def test_torch_xlas_own_loop_reports_on_one_host(launcher: Launcher) -> None:
 def test_the_own_loop_on_chips_stops_when_the_process_that_launched_it_is_told_to_and_continues(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    def start(steps: int) -> Gang:
+    def start(steps: int, module: str) -> Gang:
         spec = own_loop(hosts=1, backend="xla", trainSteps=steps)
-        # As in a pod: torch_xla.launch starts the processes of the chips, which import the example again.
-        place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
-        return launcher.start(spec, "examples.own_loop_tpu", real=True, ranked=False, **place)
+        place = {**ON_CPU, "TPUJOB_CHECKPOINT_URI": str(tmp_path)}
+        return launcher.start(spec, module, ranked=False, packages=FRAMEWORKS, **place)
 
-    gang = start(10**6)
+    # As in a pod: torch_xla.launch starts the processes of the chips, which import the example again.
+    gang = start(10**6, "examples.own_loop_tpu")
     gang.hosts[0].wait_for("step 100:")
     gang.hosts[0].process.send_signal(signal.SIGTERM)
     assert gang.wait() == [75], gang.output()
     stopped = step_of(gang)
     assert gang.hosts[0].message()["checkpointStep"] == stopped
-    gang = start(stopped + 20)
+    gang = start(stopped + 20, f"{SCRIPTS}.forked_own_loop_tpu")
     assert gang.wait() == [0], gang.output()
     assert step_of(gang) == stopped + 20
     assert len(gang.losses()) == 20
