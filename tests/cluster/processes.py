@@ -117,7 +117,7 @@ def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> N
         waited = time.monotonic() - started
         if waited > timeout and waited > deadline(timeout):
             raise TimeoutError(f"not so after {waited:.3g} s: {what}")
-        time.sleep(min(max(POLL_SECONDS, waited / 20), LONGEST_POLL_SECONDS))
+        time.sleep(min(max(POLL_SECONDS, waited / 10), LONGEST_POLL_SECONDS))
 
 
 class Process(Protocol):

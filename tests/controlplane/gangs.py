@@ -5,22 +5,23 @@ from collections import Counter
 from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.jobs import Namespace, Object, digits
 
-HOSTS = 4
+HOSTS = 2
 # The minimum, so that no test waits.
 _RESTART = {"limits": [{"class": "Infrastructure", "max": -1}], "backoff": {"initialSeconds": 1, "maxSeconds": 1}}
 
 
 class Gang:
-    """A job of 4 workers that may restart without limit."""
+    """A job of 2 workers, so that one may exist without the other, that may restart without limit."""
 
     def __init__(self, space: Namespace, name: str) -> None:
         self._space = space
         self.name = name
 
     def create(self) -> None:
-        self._space.apply(digits(runPolicy={"restart": _RESTART}) | {"metadata": {"name": self.name}})
+        job = digits(slice={"acceleratorType": "v5litepod-8"}, runPolicy={"restart": _RESTART})
+        self._space.apply(job | {"metadata": {"name": self.name}})
 
-    def fail(self, attempt: int, host: int = 2) -> None:
+    def fail(self, attempt: int, host: int = 1) -> None:
         """Kills one worker like the kernel."""
         self._space.finish(f"{self.name}-{attempt}-0-{host}", exit_code=137)
 

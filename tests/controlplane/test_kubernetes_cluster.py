@@ -13,6 +13,7 @@ from tests.cluster.processes import wait_until
 from tests.contract.jobs import job_body
 from tests.fakes.cluster_contract import ClusterContract
 from tests.fakes.objects import config_map, eventually
+from tpu_training_operator.kube import client as kube_client
 from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Resource
 from tpu_training_operator.kube.credentials import Credentials, load_credentials
@@ -125,8 +126,11 @@ async def test_a_quota_is_a_refusal_and_not_an_invalid_object(
         await cluster.create(config_map(namespace, "data"))
 
 
-async def test_a_list_longer_than_a_page_is_complete(cluster: Client, namespace: str) -> None:
-    names = {f"data-{index:04}" for index in range(501)}
+async def test_a_list_longer_than_a_page_is_complete(
+    cluster: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_client, "_PAGE", 2)
+    names = {f"data-{index}" for index in range(5)}
     for name in names:
         await cluster.create(config_map(namespace, name, labels={"paged": "yes"}))
     found = await cluster.list(CONFIG_MAPS, namespace, {"paged": "yes"})
