@@ -56,6 +56,8 @@ def kubelet_flags(node: NodeSettings) -> list[str]:
         "volumePluginDir": str(node.directory / "volume-plugins"),
         "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "nodeStatusUpdateFrequency": "2s",
+        # Of a status that has not changed: the lease tells that the node lives. It costs the API server a write.
+        "nodeStatusReportFrequency": "1m",
         "crashLoopBackOff": {"maxContainerRestartPeriod": f"{CRASH_LOOP_SECONDS}s"},
         # All nodes share the machine's disk with much else: how full it is must not affect pods and images.
         "localStorageCapacityIsolation": False,
