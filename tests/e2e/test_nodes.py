@@ -7,9 +7,11 @@ import pytest
 from tests.cluster.api import ApiError, Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import Image
+from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import NODE_GRACE_SECONDS
 from tests.cluster.processes import wait_until
 from tests.e2e import pods
+from tests.e2e.space import RESTRICTED
 
 ASK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
 # Waiting limits, not expectations: a loaded machine is slow.
@@ -30,15 +32,27 @@ def _own_nodes(cluster: Cluster) -> None:
         pytest.skip("about the nodes that the tests start themselves; this cluster is somebody else's")
 
 
-@pytest.fixture
-def peers(cluster: Cluster, namespace: str, python_image: Image) -> list[str]:
-    """Two Ready pods of the headless Service `peers`, one on each node."""
+@pytest.fixture(scope="module")
+def together(cluster: Cluster) -> Iterator[str]:
+    """A namespace for the tests that leave `peers` as they are."""
+    with fresh_namespace(cluster.api, RESTRICTED) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def peers(cluster: Cluster, together: str, python_image: Image) -> list[str]:
+    """Two Ready pods in `together`, see `made_peers`."""
+    return made_peers(cluster, together, python_image)
+
+
+def made_peers(cluster: Cluster, namespace: str, image: Image) -> list[str]:
+    """Makes two Ready pods of the headless Service `peers`, one on each node."""
     service = {"kind": "Service", "apiVersion": "v1", "metadata": {"name": "peers"}}
     spec = {"clusterIP": "None", "selector": {"app": "peers"}, "publishNotReadyAddresses": True}
     cluster.api.call("POST", f"/api/v1/namespaces/{namespace}/services", service | {"spec": spec})
     names = [f"on-{node}" for node in cluster.nodes]
     for name, node in zip(names, cluster.nodes, strict=True):
-        pods.create(cluster, namespace, pods.restricted_pod(name, python_image, node=node))
+        pods.create(cluster, namespace, pods.restricted_pod(name, image, node=node))
     pods.wait_ready(cluster, namespace, *names)
     return names
 
@@ -66,27 +80,26 @@ def test_both_nodes_take_pods(cluster: Cluster) -> None:
     cluster.wait_schedulable()
 
 
-def test_a_pod_reaches_the_pod_of_the_other_node_by_its_name(
-    cluster: Cluster, namespace: str, peers: list[str]
-) -> None:
+def test_a_pod_reaches_the_pod_of_the_other_node_by_its_name(cluster: Cluster, together: str, peers: list[str]) -> None:
     for asking, asked in (peers, reversed(peers)):
         url = f"http://{asked}.peers:{pods.PORT}"
-        answer = cluster.kubectl("exec", "-n", namespace, asking, "--", "python3", "-c", ASK, url)
+        answer = cluster.kubectl("exec", "-n", together, asking, "--", "python3", "-c", ASK, url)
         assert answer.stdout.strip() == asked
 
 
-def test_a_pod_reaches_the_api_server_through_its_service(cluster: Cluster, namespace: str, peers: list[str]) -> None:
+def test_a_pod_reaches_the_api_server_through_its_service(cluster: Cluster, together: str, peers: list[str]) -> None:
     ask = "import socket; print(socket.create_connection(('kubernetes.default', 443), 10).getpeername()[0])"
-    answer = cluster.kubectl("exec", "-n", namespace, peers[0], "--", "python3", "-c", ask)
+    answer = cluster.kubectl("exec", "-n", together, peers[0], "--", "python3", "-c", ask)
     assert answer.stdout.strip() == "10.96.0.1"
 
 
-def test_logs_show_what_a_container_printed(cluster: Cluster, namespace: str, peers: list[str]) -> None:
+def test_logs_show_what_a_container_printed(cluster: Cluster, together: str, peers: list[str]) -> None:
     for name in peers:
-        assert cluster.kubectl("logs", "-n", namespace, name).stdout == f"this is {name}\n"
+        assert cluster.kubectl("logs", "-n", together, name).stdout == f"this is {name}\n"
 
 
-def test_deleted_pods_leave_no_container(cluster: Cluster, namespace: str, peers: list[str]) -> None:
+def test_deleted_pods_leave_no_container(cluster: Cluster, namespace: str, python_image: Image) -> None:
+    made_peers(cluster, namespace, python_image)
     running = {name: cluster.running_containers(name) for name in cluster.nodes}
     ours = {name: {item for item in ids if item in _containers(cluster, namespace)} for name, ids in running.items()}
     assert all(ours.values())
@@ -154,8 +167,9 @@ def test_a_node_without_a_kubelet_is_lost_and_its_pod_is_disrupted(
 
 
 def test_a_killed_host_takes_its_pods_along_and_can_start_again(
-    cluster: Cluster, namespace: str, peers: list[str], python_image: Image
+    cluster: Cluster, namespace: str, python_image: Image
 ) -> None:
+    asking, asked = made_peers(cluster, namespace, python_image)
     cluster.kill_host(cluster.nodes[1])
     try:
         wait_until(
@@ -163,7 +177,6 @@ def test_a_killed_host_takes_its_pods_along_and_can_start_again(
             timeout=LOSS_SECONDS,
             what="the node is not Ready",
         )
-        asking, asked = peers
         url = f"http://{asked}.peers:{pods.PORT}"
         answer = cluster.kubectl("exec", "-n", namespace, asking, "--", "python3", "-c", ASK, url, check=False)
         assert answer.returncode != 0
