@@ -17,6 +17,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
+# Of a waiting job. Each pod costs the nodes and the control plane most of a CPU-second.
+HOSTS = 2
+
 # A worker that runs until it is told to stop, and then ends like a preempted trainer.
 WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(3600)"
 
@@ -42,9 +45,10 @@ class Space:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
 
     def waiting(self, name: str = "digits", **changes: Any) -> str:
-        """The digits job with workers that only wait."""
+        """The digits job on HOSTS hosts with workers that only wait."""
         job: Object = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
         job["metadata"]["name"] = name
+        job["spec"]["slice"]["acceleratorType"] = "v5litepod-8"
         del job["spec"]["trainer"]["entrypoint"]
         # By default TPU workers request most of a machine larger than this one.
         requests = {"cpu": "10m", "memory": "32Mi"}

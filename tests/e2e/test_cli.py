@@ -30,7 +30,7 @@ while True:
     number += 1
     time.sleep(0.05)
 """
-HOSTS = range(4)
+HOSTS = range(2)
 
 
 class Following:
@@ -89,6 +89,7 @@ def tpujob(space: Space, *arguments: str) -> str:
 
 def apply_counting(space: Space) -> None:
     job = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
+    job["spec"]["slice"]["acceleratorType"] = "v5litepod-8"
     del job["spec"]["trainer"]["entrypoint"]
     job["spec"]["trainer"]["command"] = ["python3", "-c", COUNTS]
     space.kubectl("apply", "-f", "-", input=yaml.safe_dump(job))
@@ -106,11 +107,11 @@ def test_logs_are_followed_over_restarts_of_the_gang_and_of_the_api_server(
     space.wait_running()
     with following(space, tmp_path) as logs:
         logs.wait_for_all(attempt=1)
-        assert tpujob(space, "logs", "digits", "--host", "3", "--tail", "1").startswith("attempt 1 line ")
+        assert tpujob(space, "logs", "digits", "--host", "1", "--tail", "1").startswith("attempt 1 line ")
 
-        send(space, "digits-1-0-2", 10)
+        send(space, "digits-1-0-1", 10)
         logs.wait_for_all(attempt=2)
-        assert "digits-1-0-2" in tpujob(space, "status", "digits")
+        assert "digits-1-0-1" in tpujob(space, "status", "digits")
         # The failed pod is kept with its log.
         assert "attempt 1 line 0\n" in tpujob(space, "logs", "digits", "--failed")
 

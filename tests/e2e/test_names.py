@@ -4,13 +4,13 @@ import json
 
 from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.processes import wait_until
-from tests.e2e.space import Space
+from tests.e2e.space import HOSTS, Space
 from tests.e2e.together import Story
 from tests.stories import Stories
 
-HOSTS = 4
 # A waiting limit; CoreDNS hears of a change at once.
 SECONDS = 60.0
+GANG = "import os; print(os.environ['TPU_WORKER_HOSTNAMES'])"
 RESOLVE = """
 import json, socket, sys
 found = {}
@@ -46,8 +46,10 @@ def workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
     first = addresses(space, 1)
     assert len(first) == HOSTS + 1
     wait_until(lambda: resolved(space, 1, by="digits-1-0-0") == first, timeout=SECONDS, what="attempt 1 has names")
+    meets_by = space.kubectl("exec", "digits-1-0-1", "--", "python3", "-c", GANG).strip().split(",")
+    assert [first[name] for name in meets_by] == [first[f"1-{host}.digits"] for host in range(HOSTS)]
 
-    space.kubectl("delete", "pod", "digits-1-0-2", "--wait=false")
+    space.kubectl("delete", "pod", "digits-1-0-1", "--wait=false")
     space.kubectl("wait", "--for=jsonpath={.status.attempt}=2", "tpujob/digits", kubectl_timeout(120))
     space.wait_running()
 

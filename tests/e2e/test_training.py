@@ -10,7 +10,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.processes import wait_until
 from tests.e2e.readme import cluster_commands
-from tests.e2e.space import REPOSITORY, Space, status
+from tests.e2e.space import HOSTS, REPOSITORY, Space, status
 from tests.e2e.together import Story
 from tests.stories import Stories
 
@@ -62,27 +62,19 @@ def test_the_training_has_the_result_that_the_documentation_shows(
     assert there["loss"] == pytest.approx(loss, abs=0.0005)
 
 
-def workers_have_the_names_that_the_gang_meets_by(space: Space) -> None:
-    space.apply_waiting()
-    space.wait_running()
-    look_up = "import os, socket; print(*map(socket.gethostbyname, os.environ['TPU_WORKER_HOSTNAMES'].split(',')))"
-    addresses = space.kubectl("exec", "digits-1-0-3", "--", "python3", "-c", look_up).split()
-    assert addresses == [pod["status"]["podIP"] for pod in space.pods()]
-
-
 def two_jobs_run_side_by_side(space: Space) -> None:
     for name in ("first", "second"):
         space.apply_waiting(name)
     for name in ("first", "second"):
         space.wait_running(name)
-    assert space.names("pod") == [f"{name}-1-0-{host}" for name in ("first", "second") for host in range(4)]
+    assert space.names("pod") == [f"{name}-1-0-{host}" for name in ("first", "second") for host in range(HOSTS)]
 
 
 def a_job_deleted_in_mid_flight_leaves_nothing(space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
     containers = {pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2] for pod in space.pods()}
-    assert len(containers) == 4
+    assert len(containers) == HOSTS
 
     space.kubectl("delete", "tpujob", "digits")
 
@@ -111,7 +103,6 @@ def applying_twice_as_gitops_tools_do_changes_nothing(space: Space) -> None:
 STORIES = {
     story.__name__: Story.of_a_space(story)
     for story in (
-        workers_have_the_names_that_the_gang_meets_by,
         two_jobs_run_side_by_side,
         a_job_deleted_in_mid_flight_leaves_nothing,
         applying_twice_as_gitops_tools_do_changes_nothing,
