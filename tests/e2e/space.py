@@ -1,6 +1,5 @@
 """A namespace of the real cluster, seen as a user sees it."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,10 @@ from tests.cluster.namespaces import fresh_namespace
 REPOSITORY = Path(__file__).parents[2]
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+JOBS = "tputrainingjobs"
+# Where the API serves what is not of its core.
+GROUPS = {JOBS: "apis/tpu-operator.dev/v1alpha1", "endpointslices": "apis/discovery.k8s.io/v1"}
 
 # Of a waiting job. Each pod costs the nodes and the control plane most of a CPU-second.
 HOSTS = 2
@@ -34,12 +37,16 @@ class Space:
     def kubectl(self, *args: str, **options: Any) -> str:
         return self.cluster.kubectl("--namespace", self.name, *args, **options).stdout
 
+    def objects(self, kind: str) -> list[Object]:
+        """`kind`: the plural, as in the API's paths. Tests poll this; kubectl would cost a process each time."""
+        found: list[Object] = self.cluster.api.call("GET", _path(kind, self.name))["items"]
+        return found
+
     def names(self, kind: str) -> list[str]:
-        return self.kubectl("get", kind, "-o", "jsonpath={.items[*].metadata.name}").split()
+        return [item["metadata"]["name"] for item in self.objects(kind)]
 
     def pods(self) -> list[Object]:
-        found: list[Object] = json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
-        return found
+        return self.objects("pods")
 
     def uids(self) -> dict[str, str]:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
@@ -78,6 +85,9 @@ def a_space(cluster: Cluster) -> Iterator[Space]:
 
 def status(cluster: Cluster, name: str = "digits", namespace: str = "default") -> Object:
     """The status of a TPUTrainingJob."""
-    found: Object = json.loads(cluster.kubectl("get", "tpujob", name, "-n", namespace, "-o", "json").stdout)
-    read: Object = found["status"]
+    read: Object = cluster.api.call("GET", f"{_path(JOBS, namespace)}/{name}")["status"]
     return read
+
+
+def _path(kind: str, namespace: str) -> str:
+    return f"/{GROUPS.get(kind, 'api/v1')}/namespaces/{namespace}/{kind}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
-from tests.e2e.space import Space, a_space
+from tests.e2e.space import JOBS, Space, a_space
 from tests.e2e.together import Story
 from tests.e2e.training import BUCKET
 from tests.stories import Stories
@@ -45,7 +45,7 @@ def a_slice_without_faults(cluster: Cluster, storage: ObjectStorage) -> None:
         assert "Failed" not in verdicts.values()
         tried = [("Pod", "/dev/shm"), ("Network", "names and ports"), ("Storage", "storage"), ("Run", "bit for bit")]
         assert {verdicts[line] for line in tried} == {"Ok"}, table
-        assert space.names("tpujob") == []
+        assert space.names(JOBS) == []
 
 
 def shared_memory_that_is_read_only(space: Space) -> None:
@@ -54,8 +54,8 @@ def shared_memory_that_is_read_only(space: Space) -> None:
     failed = [line for line in table["lines"] if line["verdict"] == "Failed"]
     assert {line["name"] for line in failed} == {"/dev/shm"}
     assert {line["host"].rpartition("-")[2] for line in failed} == {"0", "1"}
-    assert {line["node"] for line in failed} <= set(space.names("nodes"))
-    assert space.names("tpujob") == []
+    assert {line["node"] for line in failed} <= set(space.cluster.nodes)
+    assert space.names(JOBS) == []
 
 
 STORIES = {

@@ -95,7 +95,7 @@ def from_a_secret_over_a_restart(space: Space, directory: Path) -> None:
 
     space.kubectl("delete", "tpujob", "digits")
     wait_until(
-        lambda: not [name for name in space.names("secret") if "code" in name], timeout=90, what="the code is gone"
+        lambda: not [name for name in space.names("secrets") if "code" in name], timeout=90, what="the code is gone"
     )
 
 

@@ -95,7 +95,7 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
             still_running = [bool(containers.processes(pod)) for pod in cut_off]
         wait_runs(training, 4, WISHED)
         status = training.wait_ended()
-        losses, left = training.losses(), training.names("pod")
+        losses, left = training.losses(), training.names("pods")
         old = {containers.container_id(pod) for pod in cut_off}
         wait_until(
             lambda: not old & cluster.running_containers(large),

@@ -10,7 +10,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.processes import wait_until
 from tests.e2e.readme import cluster_commands
-from tests.e2e.space import HOSTS, REPOSITORY, Space, status
+from tests.e2e.space import HOSTS, JOBS, REPOSITORY, Space, status
 from tests.e2e.together import Story
 from tests.stories import Stories
 
@@ -67,7 +67,7 @@ def two_jobs_run_side_by_side(space: Space) -> None:
         space.apply_waiting(name)
     for name in ("first", "second"):
         space.wait_running(name)
-    assert space.names("pod") == [f"{name}-1-0-{host}" for name in ("first", "second") for host in range(HOSTS)]
+    assert space.names("pods") == [f"{name}-1-0-{host}" for name in ("first", "second") for host in range(HOSTS)]
 
 
 def a_job_deleted_in_mid_flight_leaves_nothing(space: Space) -> None:
@@ -79,8 +79,8 @@ def a_job_deleted_in_mid_flight_leaves_nothing(space: Space) -> None:
     space.kubectl("delete", "tpujob", "digits")
 
     def left() -> list[str]:
-        ours = [name for name in space.names("configmap") if name.startswith("digits")]
-        return space.names("pod") + space.names("service") + ours
+        ours = [name for name in space.names("configmaps") if name.startswith("digits")]
+        return space.names("pods") + space.names("services") + ours
 
     wait_until(lambda: not left(), timeout=90, what="pods, service and config map are gone")
     if space.cluster.owns_nodes:
@@ -144,7 +144,7 @@ def test_tpu_workers_go_where_their_chips_are(alone: None, space: Space) -> None
         assert [c["resources"]["limits"] for c in containers] == [{"google.com/tpu": "4"}] * 2
     finally:
         space.kubectl("delete", "tpujob", "digits")
-        wait_until(lambda: not space.names("pod"), timeout=90, what="the workers are gone")
+        wait_until(lambda: not space.names("pods"), timeout=90, what="the workers are gone")
         for node in cluster.nodes:
             cluster.make_plain_node(node)
 
@@ -164,7 +164,7 @@ def test_uninstalling_keeps_definition_jobs_and_pods(alone: None, space: Space) 
     before = space.uids()
     try:
         space.cluster.helm("uninstall", "tpu-training-operator", *OPERATOR, "--wait", kubectl_timeout(300))
-        assert space.names("tpujob") == ["digits"]
+        assert space.names(JOBS) == ["digits"]
         assert space.uids() == before
     finally:
         [install] = [words for program, *words in cluster_commands() if words[0] == "install"]

@@ -190,7 +190,7 @@ class Outcome:
         log = training.log(status["attempt"]) if status["state"] == "Succeeded" else ""
 
         def left() -> list[str]:
-            return [name for kind in ("pod", "configmap") for name in training.names(kind) if name.startswith(NAME)]
+            return [name for kind in ("pods", "configmaps") for name in training.names(kind) if name.startswith(NAME)]
 
         if status["state"] == "Succeeded":
             # The next attempt did not wait for a pod whose node had missed its heartbeats for a moment.
