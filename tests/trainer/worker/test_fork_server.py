@@ -31,11 +31,11 @@ def said_and_code(process: Process) -> tuple[list[str], int]:
         return stdout.read().splitlines(), process.wait(timeout=DEADLINE)
 
 
-@pytest.mark.parametrize("packages", [fork_server.TORCH, fork_server.XLA], ids=["torch", "xla"])
-def test_a_forked_process_is_what_the_real_command_starts(tmp_path: Path, packages: tuple[str, ...]) -> None:
-    env = environment(tmp_path, packages, "return")
+def test_a_forked_process_is_what_the_real_command_starts(tmp_path: Path) -> None:
+    """With the packages of torch_xla, among which all of torch's are."""
+    env = environment(tmp_path, fork_server.XLA, "return")
     (real, *real_lines), real_code = said_and_code(real_process(MODULE, env))
-    (forked, *lines), code = said_and_code(fork_server.start(packages, MODULE, env, str(ROOT)))
+    (forked, *lines), code = said_and_code(fork_server.start(fork_server.XLA, MODULE, env, str(ROOT)))
     assert json.loads(forked) == json.loads(real)
     assert lines == real_lines == ["spawned: __mp_main__", "its code: 0", "at exit"]
     assert code == real_code == 0

@@ -23,14 +23,14 @@ def checkpoints(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def start(launcher: Launcher, checkpoints: Path, fault: str = "", real: bool = False, **changes: Any) -> Gang:
+def start(launcher: Launcher, checkpoints: Path, fault: str = "", **changes: Any) -> Gang:
     every = changes.pop("everySteps", LONG)
     spec = run_spec(
         entrypoint="tests.trainer.interrupted:task",
         checkpoint={"uri": str(checkpoints), "everySteps": every, "keep": 2},
         **{"hosts": 1, "replicas": 2, "trainSteps": LONG, **changes},
     )
-    return launcher.start(spec, real=real, **({interrupted.FAULT: fault} if fault else {}))
+    return launcher.start(spec, **({interrupted.FAULT: fault} if fault else {}))
 
 
 def test_a_stop_while_the_task_is_built_ends_all_hosts_before_the_first_step(
@@ -75,16 +75,6 @@ def test_two_stops_while_a_checkpoint_is_written_leave_it_and_the_last_step_comm
     kept = sorted(int(path.parent.name.split("-")[1]) for path in checkpoints.glob("step-*/COMMIT"))
     assert kept[0] == 5
     assert kept[-1] == gang.hosts[0].message()["step"] == committed(checkpoints)
-
-
-def test_a_second_stop_of_the_real_command_changes_nothing(launcher: Launcher, checkpoints: Path) -> None:
-    gang = start(launcher, checkpoints, real=True)
-    gang.hosts[0].wait_for("step 10/")
-    for _ in range(2):
-        gang.hosts[0].process.send_signal(signal.SIGTERM)
-    assert gang.wait() == [ExitCode.Preempted], gang.output()
-    assert "checkpoint written" in gang.hosts[0].message()["message"]
-    assert committed(checkpoints) == gang.hosts[0].message()["step"]
 
 
 def test_a_trained_model_that_cannot_be_written_is_a_failure(
