@@ -246,7 +246,7 @@ def open_reporter(spec: RunSpec, directory: Path | None, clock: Clock, device: s
     place = spec.report.uri or (str(directory.absolute()) if directory else None)
     store = open_store(place, "report.uri") if place and reports else None
     every = EVERY_SECONDS if spec.report.uri else EVERY_SECONDS_HERE
-    return Reporter(spec, store, clock, _environment(device), every=every)
+    return Reporter(spec, store, clock, _environment(device) if store else {}, every=every)
 
 
 def _environment(device: str) -> dict[str, str]:
