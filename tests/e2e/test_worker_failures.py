@@ -26,7 +26,7 @@ from tests.e2e.training import HOSTS, NAME, OWN_LOOP, Training, result, started
 from tests.stories import Stories
 from tpu_contract.protocol import WORKER_PHASES, StartPhase
 
-STEP_SECONDS = 0.05
+STEP_SECONDS = 0.1
 # Long enough for a healthy worker that shares two cores with everything else.
 HANG_SECONDS = 30
 NO_PROGRESS_SECONDS = 30

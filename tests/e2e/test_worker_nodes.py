@@ -41,7 +41,7 @@ def test_a_drained_node_costs_no_work_and_nothing_of_the_budget_for_crashes(
     cluster: Cluster, storage: ObjectStorage, victim: str, undisturbed: Object, recoveries: Recoveries
 ) -> None:
     labels = {"e2e": "drained"}
-    with placed(cluster, storage, victim, 0.05, trainer={"podLabels": labels}) as training:
+    with placed(cluster, storage, victim, 0.1, trainer={"podLabels": labels}) as training:
         training.wait_checkpoint()
         try:
             # Their /dev/shm is an emptyDir with nothing worth keeping.

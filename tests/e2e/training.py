@@ -24,9 +24,9 @@ Losses = dict[int, float]
 NAME = "digits"
 BUCKET = "checkpoints"
 HOSTS = 2
-STEPS = 240
+STEPS = 120
 # A checkpoint costs a worker what a hundred steps do.
-STEPS_BETWEEN_CHECKPOINTS = 60
+STEPS_BETWEEN_CHECKPOINTS = 30
 # Waiting limits, not expectations: many trainings share a small machine.
 RUN_SECONDS = 600.0
 START_SECONDS = 300.0
