@@ -9,7 +9,7 @@ import pytest
 from tests.cluster import packages
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import add_cpu_nodes, cpu_nodes_for, start_kwok
-from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.namespaces import emptied_namespace, fresh_namespace
 from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import ProcessRecord, wait_until
 from tests.cluster.shared import REBUILT, Shared
@@ -56,6 +56,8 @@ USES = """
 def test_uses_it(cluster, config_map):
     cluster.kubectl("get", "configmap", "installed")
 """
+
+POD = {"metadata": {"name": "left"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
 
 
 def kill(directory: Path, name: str) -> None:
@@ -121,18 +123,19 @@ def test_what_failed_half_way_is_not_continued_but_begun_again() -> None:
     assert log[:3] == ["started", "stopped", "started"]
 
 
-def test_namespaces_left_over_are_a_problem_and_those_in_use_are_none() -> None:
+def test_what_is_left_over_is_a_problem_and_what_is_in_use_is_none() -> None:
     with ControlPlane() as cluster:
         with fresh_namespace(cluster.api):
             assert cluster.problem() is None
+        with emptied_namespace(cluster.api) as kept:
+            cluster.api.call("POST", f"/api/v1/namespaces/{kept}/pods", POD)
+        assert cluster.problem() is None
+        assert cluster.api.call("GET", f"/api/v1/namespaces/{kept}/pods")["items"] == []
         cluster.kubectl("create", "namespace", "test-forgotten")
         assert cluster.problem() == "namespace test-forgotten is left over"
         cluster.kubectl("delete", "namespace", "test-forgotten", "--wait=false")
         assert cluster.problem() is None
 
-
-def test_simulated_nodes_left_over_are_a_problem() -> None:
-    with ControlPlane() as cluster:
         start_kwok(cluster)
         with pytest.raises(RuntimeError), cpu_nodes_for(cluster, 1):
             raise RuntimeError
