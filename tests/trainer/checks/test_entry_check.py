@@ -8,10 +8,8 @@ import os
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import pytest
 import torch
 
 from tests.trainer import tasks
-from tests.trainer.gang_processes import DEADLINE, ON_XLAS_CPU, ROOT, run_spec
+from tests.trainer.gang_processes import DEADLINE, ON_XLAS_CPU, ROOT, Launcher, run_spec
 from tests.trainer.worker.test_archive import file, packed
 from tests.trainer.worker.test_code import code_of
 from tests.wheels import write_wheel
@@ -121,31 +119,12 @@ def test_an_error_of_the_users_is_told_as_in_a_run(tmp_path: Path, entrypoint: s
     assert said in outcome.message
 
 
-def calls_a_kernel(hp: Hyperparameters) -> Task:
-    """Calls a kernel as torch_xla calls one in Pallas."""
-    import jax
-    from jax.experimental import pallas
-
-    def double(read: Any, written: Any) -> None:
-        written[...] = read[...] * 2
-
-    def loss(model: Any, batch: Any) -> Any:
-        shape = jax.ShapeDtypeStruct((8, 128), "float32")
-        jax.jit(pallas.pallas_call(double, out_shape=shape)).lower(shape)
-
-    return Task(model=tasks.small(hp).model, train=tasks.small(hp).train, loss=loss)
-
-
 @pytest.mark.skipif(find_spec("jax") is None, reason="this stack has no jax")
-def test_a_kernel_that_only_a_tpu_can_run_is_not_an_error_of_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    # A process that has imported jax gets a warning with every fork, and so would the tests after this one.
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        outcome = pool.submit(check, tmp_path, "checks.test_entry_check:calls_a_kernel").result()
-    assert (outcome.code, outcome.step) == (ExitCode.Succeeded, None), outcome.message
-    assert "which only a TPU can run" in outcome.message
+def test_a_kernel_that_only_a_tpu_can_run_is_not_an_error_of_the_users(launcher: Launcher, tmp_path: Path) -> None:
+    said = launcher.run_alone("tests.trainer.checks.kernel_check", TEST_FOLDER=str(tmp_path))
+    code, step, message = json.loads(said.splitlines()[-1])
+    assert (code, step) == (ExitCode.Succeeded, None), message
+    assert "which only a TPU can run" in message
 
 
 def test_the_error_names_file_and_line(tmp_path: Path) -> None:
