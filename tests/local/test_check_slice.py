@@ -32,7 +32,8 @@ def test_this_machine_is_fit_and_every_section_was_tried() -> None:
 
 
 def test_a_training_begins_once_its_slice_has_passed(runs: Runs, tmp_path: Path) -> None:
-    body = job_body(CHECKED | {"slice.acceleratorType": "v5litepod-4", "recipe.trainSteps": 3})
+    small = {"trainer.entrypoint": "tests.trainer.tasks:small", "recipe.globalBatchSize": 16, "recipe.trainSteps": 3}
+    body = job_body(CHECKED | small | {"slice.acceleratorType": "v5litepod-4"})
     run = runs.start_job(tmp_path, body, ["--output-dir", "out", "-v"], {"PYTHONPATH": str(REPOSITORY)})
     assert run.wait() == 0, run.stderr
     assert run.stdout.index("passed its check") < run.stdout.index("step 3/3")
