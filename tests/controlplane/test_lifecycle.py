@@ -58,11 +58,14 @@ class User:
         ours, theirs = pty.openpty()
         process = start(dict.fromkeys(range(3), os.ttyname(theirs)), *arguments, *self._where())
         process.stdout.close()
+        # Until it has opened the terminal, it would be the last to close it.
+        while not select.select([ours], [], [], 0.1)[0] and process.poll() is None:
+            pass
+        os.close(theirs)
         shown = b""
         try:
             while b"[y/N]" not in shown:
                 shown += os.read(ours, 65536)
-            os.close(theirs)
             if answer == b"^C":
                 # Again and again: one that comes just before the read of the answer does not interrupt it.
                 while b"Aborted" not in shown:
