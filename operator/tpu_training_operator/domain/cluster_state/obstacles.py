@@ -87,11 +87,12 @@ def limit_range_remedy(refusal: str, pod: Object) -> str:
         return f"; a LimitRange of the namespace sets it ({fields}): set {resources} within it in {_resources_of(pod)}"
     if ratios := _listed(_RATIO.findall(refusal)):
         return f"; a LimitRange of the namespace sets it (maxLimitRequestRatio): set {ratios} in {_resources_of(pod)}"
-    own_limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-    above = (resource for resource in _ABOVE_LIMIT.findall(refusal) if resource not in own_limits)
-    limits = _listed(f"{_resources_of(pod)}.limits.{resource}" for resource in above)
-    added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
-    return added + limits if limits else ""
+    if above := set(_ABOVE_LIMIT.findall(refusal)):
+        own_limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+        added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
+        limits = _listed(f"{_resources_of(pod)}.limits.{resource}" for resource in above - own_limits.keys())
+        return added + limits if limits else ""
+    return ""
 
 
 def _listed(words: Iterable[str]) -> str:
