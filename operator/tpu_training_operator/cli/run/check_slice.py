@@ -243,9 +243,10 @@ async def _follow(connection: Connection, job: Object, log: SliceLog) -> None:
     reader = LogReader(connection.client, JobKey(connection.namespace, name), JobNow.of(job), log.write, lambda _: None)
     reading = asyncio.create_task(reader.follow([WorkerId(1, 0, 0)], further_attempts=True))
     try:
-        await until_over(connection, name, job["metadata"]["uid"], log.show)
-        # The end of the log may come after the end of the job.
-        await asyncio.wait([reading], timeout=_LOG_SECONDS)
+        end = await until_over(connection, name, job["metadata"]["uid"], log.show)
+        # The end of the log may come after the end of the job. One that is refused has none.
+        if end.state is not State.INVALID:
+            await asyncio.wait([reading], timeout=_LOG_SECONDS)
         if reading.done():
             reading.result()
     except JobGone as error:
