@@ -1,5 +1,5 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
-# `make test-fast` runs the layers that take two minutes.
+# `make test-fast` runs what takes a minute and a half.
 .PHONY: demo test test-fast snapshots soak check bench bench-quick bench-trainer bench-recipes format crds docs lock images chart tag image-torch-tpu push dist cluster-up cluster-down kind-up kind-down clean .setup
 
 demo: .setup

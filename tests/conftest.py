@@ -71,7 +71,7 @@ def snapshot(snapshot: SnapshotAssertion, tmp_path_factory: pytest.TempPathFacto
 
 
 class FailuresAtOnce:
-    """Names a test when it fails: pytest does so at the end of the run, which may be twenty minutes later."""
+    """Names a test when it fails: pytest does so at the end of the run, which may be a quarter of an hour later."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
