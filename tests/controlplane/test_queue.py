@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.cluster import kueue
+from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import cpu_nodes_for
 from tests.cluster.namespaces import emptied_namespace
@@ -135,7 +136,13 @@ class Kueue:
             }
         found["status"] = found.get("status", {}) | status | {"conditions": list(known.values())}
         path = f"/{_API}/namespaces/{self._space.name}/workloads/{found['metadata']['name']}/status"
-        self._space.cluster.api.call("PUT", f"{path}?fieldManager=kueue-admission&fieldValidation=Strict", found)
+        try:
+            self._space.cluster.api.call("PUT", f"{path}?fieldManager=kueue-admission&fieldValidation=Strict", found)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            # The operator has written meanwhile. Kueue, too, would look again.
+            self._write(conditions, ended, status, message)
 
 
 def a_queued_job_is_admitted_evicted_admitted_again_and_finishes(space: Namespace, operator: OperatorProcess) -> None:
