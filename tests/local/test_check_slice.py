@@ -1,6 +1,7 @@
 """The slice check on this machine: all of it by `tpujob check-slice --here`, and its fast half before a training."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -17,10 +18,12 @@ BY_SECTION = {
 }
 
 
-def test_this_machine_is_fit_and_every_section_was_tried() -> None:
+def test_this_machine_is_fit_and_every_section_was_tried(tmp_path: Path) -> None:
+    """And nothing is left in the folder for temporary files."""
     command = [TPUJOB, "check-slice", "v5litepod-8", "--here", "--set=trainer.backend=Torch", "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert not [*tmp_path.iterdir()]
     table = json.loads(done.stdout)
     assert (table["fit"], table["acceleratorType"]) == (True, "v5litepod-8")
     good = {(line["section"], line["name"]) for line in table["lines"] if line["verdict"] == "Ok"}

@@ -87,7 +87,7 @@ def test_a_slice_without_a_fault_passes_every_line(
     sums = [line.name for line in table.lines if line.name.endswith("1 MB")]
     assert sums == [f"sum over {level}, 1 MB" for level in levels]
     assert {"pod", "meeting", "start", "chips", "first step", "train", "stop", "resume"} <= set(table.seconds)
-    assert not [file for file in (tmp_path / "kept").rglob("*") if file.is_file()]
+    assert not [*(tmp_path / "kept").iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,11 @@ def check_whole_line(check: SliceProbe) -> Iterator[SliceCheckLine]:
     the seconds of each run, and of the first step of all; deletes its checkpoints."""
     context, seconds, first = check.context, check.seconds, 0
     job, kept, reports = context.spec.job, context.spec.checkpoint, context.outputs.is_reporter
-    folder = f"{tempfile.gettempdir()}/{job.uid}" if kept is None else kept.uri.rstrip("/")
-    place = f"{folder}/slice-check-{job.attempt}"
+    root, above = (tempfile.gettempdir(), f"{job.uid}/") if kept is None else (kept.uri.rstrip("/"), "")
+    own = f"{above}slice-check-{job.attempt}"
+    place = f"{root}/{own}"
     if reports:
-        _empty(place)
+        _delete(root, own)
     check.come("the first run")
     try:
         for number, (name, folder, stops) in enumerate(_RUNS, 1):
@@ -69,7 +70,7 @@ def check_whole_line(check: SliceProbe) -> Iterator[SliceCheckLine]:
             yield _compare(place)
     finally:
         if reports:
-            _empty(place)
+            _delete(root, own)
 
 
 def _run(context: RunContext, spec: RunSpec, pace: StepPace, stops: bool, seconds: dict[str, float]) -> ExitCode:
@@ -139,7 +140,8 @@ def _compare(place: str) -> SliceCheckLine:
     return judge(_RUN, "bit for bit", not different, measured, "the same bits as without a stop", advice)
 
 
-def _empty(place: str) -> None:
-    store = open_store(place)
-    for name in store.list(""):
+def _delete(root: str, folder: str) -> None:
+    """Deletes a folder. In a directory, those above it go too if they are empty then, up to the root."""
+    store = open_store(root)
+    for name in store.list(f"{folder}/"):
         store.delete(name)
