@@ -121,7 +121,7 @@ def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> N
 
 
 class Process(Protocol):
-    """What is used of `subprocess.Popen`."""
+    """A process that a `Child` can be of: `subprocess.Popen` and the forked ones have this in common."""
 
     pid: int
     returncode: int | None

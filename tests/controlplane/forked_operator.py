@@ -18,7 +18,7 @@ _ORDER = "TEST_OPERATOR"
 
 
 def start_operator(server: str, account: Path, arguments: tuple[str, ...], log: Path) -> fork_server.ForkedProcess:
-    """`account`: the folder that `mount_account` has made."""
+    """Starts an operator that writes to `log`. `account`: the folder that `mount_account` has made."""
     where = urlsplit(server)
     variables = {"KUBERNETES_SERVICE_HOST": where.hostname, "KUBERNETES_SERVICE_PORT": str(where.port)}
     order = json.dumps([str(log), str(account), variables, arguments])
@@ -30,6 +30,8 @@ def start_operator(server: str, account: Path, arguments: tuple[str, ...], log: 
 
 
 def _main() -> None:
+    # The operator's image has none.
+    sys.modules["kubernetes"] = None
     from tpu_training_operator.kube import credentials
     from tpu_training_operator.main import main
 

@@ -107,8 +107,8 @@ def test_one_whose_loss_does_not_fall_stops_at_the_first_rung_says_so_in_numbers
         "GateFailed",
         (1, 3),
     )
-    why = r"rung 1 of 3 on v5litepod-1: lossFalls failed: the loss (rose|did not fall) from \d\S* .*to \d\S* .*"
-    assert re.fullmatch(why, failed["message"])
+    why = r"rung 1 of 3 on v5litepod-1: lossFalls failed: the loss did not fall from \d\S* .*to \d\S* .*: -\d\S* .*\)"
+    assert re.fullmatch(why, failed["message"]), failed["message"]
     [rung] = status["ladder"]["rungs"]
     assert (rung["verdict"], float(rung["firstLoss"]) < float(rung["lastLoss"])) == ("Failed", True)
     # The pod has ended, and is kept for its log.

@@ -32,7 +32,7 @@ def said_and_code(process: Process) -> tuple[list[str], int]:
 
 
 def test_a_forked_process_is_what_the_real_command_starts(tmp_path: Path) -> None:
-    """With the packages of torch_xla, among which all of torch's are."""
+    """Asks with the packages of torch_xla, among which all of torch's are."""
     env = environment(tmp_path, fork_server.XLA, "return")
     (real, *real_lines), real_code = said_and_code(real_process(MODULE, env))
     (forked, *lines), code = said_and_code(fork_server.start(fork_server.XLA, MODULE, env, str(ROOT)))

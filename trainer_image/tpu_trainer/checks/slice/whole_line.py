@@ -46,9 +46,9 @@ def check_whole_line(check: SliceProbe) -> Iterator[SliceCheckLine]:
     the seconds of each run, and of the first step of all; deletes its checkpoints."""
     context, seconds, first = check.context, check.seconds, 0
     job, kept, reports = context.spec.job, context.spec.checkpoint, context.outputs.is_reporter
-    root, above = (tempfile.gettempdir(), f"{job.uid}/") if kept is None else (kept.uri.rstrip("/"), "")
+    root, above = (tempfile.gettempdir(), f"{job.uid}/") if kept is None else (kept.uri, "")
     own = f"{above}slice-check-{job.attempt}"
-    place = f"{root}/{own}"
+    place = f"{root.rstrip('/')}/{own}"
     if reports:
         _delete(root, own)
     check.come("the first run")
