@@ -2,20 +2,21 @@
 
 A gang's process spends 2.7 of its 3 seconds of CPU on importing torch, and on the other backends 4.5 of 6.5 on
 importing torch_xla as well; a test run starts hundreds of them. The server is local mode's
-(`tpu_training_operator.local.fork_server`, which says why this is sound), but imports only the packages: each process
-imports this project's code itself. The processes that it starts are fresh interpreters, for multiprocessing spawns
-them; where that is not the point, `FORKS_REPLICAS` has replicas forked, too.
+(`tpu_training_operator.local.fork_server`, which says why this is sound). The processes that it starts are fresh
+interpreters, for multiprocessing spawns them; where that is not the point, `FORKS_REPLICAS` has replicas forked, too.
 
 Processes share a server only if their environments differ in nothing but variables that are read after the imports
 (`READ_LATER`). What a fork cannot show is what depends on the start of an interpreter, or on its end after a success:
-the seed of hashes, which forks share, the import of the packages, and how they are taken apart. So each kind of gang is
-also started by the real command, in tests whose names say so. A server serves one test worker.
+the seed of hashes, which forks share, the imports, and how they are taken apart. So each kind of gang is also started
+by the real command, in tests whose names say so. Each test worker has servers of its own, which are forked from those
+of all workers that have made the imports (`shared_imports`).
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
 import os
 import signal
 import socket
@@ -32,12 +33,15 @@ READ_LATER = (
     *("MASTER_", "TPUJOB_", "KUBEFLOW_", "STORAGE_EMULATOR_HOST"),
     *("CPU_NUM_DEVICES", "PJRT_CPU_ASYNC_CLIENT", "XLA_THREAD_POOL_SIZE"),
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_"),
-    *("TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
+    *("PYTEST_", "TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
-TORCH = ("google_crc32c", "safetensors.torch", "torch.utils.flop_counter", "torch", "torch._dynamo")
-"""What a trainer imports on the torch backend: an optimizer's first step imports the last."""
+TORCH = (
+    *("google_crc32c", "safetensors.torch", "torch.utils.flop_counter", "torch", "torch._dynamo"),
+    *("tpu_trainer.worker.entry", "tpu_trainer.worker.replica", "tpu_trainer.gang.backends.torch_dist"),
+)
+"""What a trainer imports on the torch backend: an optimizer's first step imports torch._dynamo."""
 
 COMPILER = (*TORCH, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
 """What it imports besides for trainer.torch.execution: Compile."""
@@ -45,7 +49,7 @@ COMPILER = (*TORCH, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
 LIGHTNING = (*TORCH, "pytorch_lightning", "torch_xla", "gcsfs")
 """What it imports besides for a LightningModule. Lightning's Trainer looks at the last two when it is made."""
 
-XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics")
+XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics", "tpu_trainer.gang.backends.xla")
 """What it imports on the other backends."""
 
 FORKS_REPLICAS = "TEST_FORKS_REPLICAS"
@@ -91,21 +95,26 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A server, seen from the test worker."""
+    """A server, seen from its test worker. Workers that ask for the same get one each, forked from the same imports."""
 
     def __init__(self, packages: tuple[str, ...], env: Mapping[str, str], cwd: str, python: str) -> None:
-        self._control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with end:
-            self._process = subprocess.Popen(
-                [python, "-m", "tpu_training_operator.local.fork_server", str(end.fileno()), *packages],
-                env=env,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[end.fileno()],
-                # Ctrl-C is for the test worker, whose end ends the server.
-                start_new_session=True,
-            )
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+        name = repr((run, packages, sorted(env.items()), cwd, python))
+        # An abstract address, which nothing has to remove.
+        address = f"\0{hashlib.sha256(name.encode()).hexdigest()}"
+        self._imports: subprocess.Popen[bytes] | None = None
+        self._control = _socket()
+        while self._control.connect_ex(address):
+            # Another worker may be the first after all.
+            with _socket() as listener, suppress(OSError):
+                listener.bind(address)
+                listener.listen()
+                self._imports = _import(listener.fileno(), packages, env, cwd, python)
+
+    @property
+    def made_the_imports(self) -> bool:
+        """Whether this worker was the first that asked for them."""
+        return self._imports is not None
 
     def fork(self, module: str, env: Mapping[str, str]) -> ForkedProcess:
         """Like `Popen([sys.executable, "-m", module], stdout=PIPE, stderr=STDOUT, start_new_session=True)`."""
@@ -116,8 +125,31 @@ class ForkServer:
 
     def close(self) -> None:
         """Ends the server and what it has forked."""
+        self._control.shutdown(socket.SHUT_WR)
+        while self._control.recv(1):
+            pass
         self._control.close()
-        self._process.wait()
+        if self._imports is not None:
+            self._imports.communicate()
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _import(
+    listener: int, packages: tuple[str, ...], env: Mapping[str, str], cwd: str, python: str
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [python, "-m", "tests.trainer.shared_imports", str(listener), *packages],
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listener],
+        # Ctrl-C is for the test worker, whose end ends this.
+        start_new_session=True,
+    )
 
 
 def start(

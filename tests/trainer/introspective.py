@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import multiprocessing
 import os
@@ -21,8 +22,8 @@ ENDS = ("return", "exit", "raise", "exit in a thread's lifetime", "killed", "tol
 def about_this_process() -> dict[str, object]:
     """What must not depend on how the process was started."""
     main = sys.modules["__main__"]
-    if os.environ["TEST_IMPORT"]:
-        __import__(os.environ["TEST_IMPORT"])
+    for package in os.environ["TEST_IMPORTS"].split():
+        importlib.import_module(package)
     return {
         "argv": sys.argv,
         "main": [

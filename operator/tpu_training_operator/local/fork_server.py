@@ -67,11 +67,11 @@ class _Running:
         self.answers.close()
 
 
-def _serve(control: socket.socket, packages: Iterable[str]) -> str:
-    """Forks processes until the client is gone. Returns only in a forked process, with the module to run."""
-    # First, so that the packages' own exit handlers run before it.
-    atexit.register(_leave_after_success)
-    imported = _import(packages)
+def serve(control: socket.socket, imported: Mapping[str, str]) -> str:
+    """Forks processes until the client is gone. Returns only in a forked process, with the module to `run`.
+
+    imported: what `import_packages` has returned.
+    """
     server, selector, running = os.getpid(), selectors.PollSelector(), set[_Running]()
     selector.register(control, selectors.EVENT_READ)
     while True:
@@ -110,8 +110,10 @@ def _serve(control: socket.socket, packages: Iterable[str]) -> str:
             selector.register(started.pidfd, selectors.EVENT_READ, started)
 
 
-def _import(packages: Iterable[str]) -> dict[str, str]:
+def import_packages(packages: Iterable[str]) -> dict[str, str]:
     """Imports the packages; returns the variables that they have set."""
+    # First, so that the packages' own exit handlers run before it.
+    atexit.register(_leave_after_success)
     before = dict(os.environ)
     for package in packages:
         importlib.import_module(package)
@@ -174,7 +176,7 @@ def _copy_what_the_imports_printed(output: int) -> None:
         os.write(output, os.pread(1, 1 << 16, 0))
 
 
-def _run(module: str) -> None:
+def run(module: str) -> None:
     """Runs the module and records whether it succeeded."""
     global _succeeded
     try:
@@ -197,6 +199,6 @@ def _leave_after_success() -> None:
 
 
 if __name__ == "__main__":
-    _module = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _module = serve(socket.socket(fileno=int(sys.argv[1])), import_packages(sys.argv[2:]))
     # The last statement, so that the interpreter ends the process as it ends any other.
-    _run(_module)
+    run(_module)

@@ -22,7 +22,7 @@ MODULE = "tests.trainer.introspective"
 
 def environment(tmp_path: Path, packages: tuple[str, ...], end: str) -> dict[str, str]:
     device = ON_XLAS_CPU if packages == fork_server.XLA else {}
-    return {**Launcher(tmp_path).base(), **device, "TEST_END": end, "TEST_IMPORT": packages[-1]}
+    return {**Launcher(tmp_path).base(), **device, "TEST_END": end, "TEST_IMPORTS": " ".join(packages)}
 
 
 def said_and_code(process: Process) -> tuple[list[str], int]:
@@ -43,7 +43,7 @@ def test_a_forked_process_is_what_the_real_command_starts(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("end", [end for end in ENDS if end != "return"])
 def test_it_ends_like_the_real_command(tmp_path: Path, end: str) -> None:
-    env = environment(tmp_path, fork_server.TORCH, end) | {"TEST_IMPORT": ""}
+    env = environment(tmp_path, fork_server.TORCH, end) | {"TEST_IMPORTS": ""}
     real, real_code = said_and_code(real_process(MODULE, env))
     forked, code = said_and_code(fork_server.start(fork_server.TORCH, MODULE, env, str(ROOT)))
     assert code == real_code
@@ -53,6 +53,19 @@ def test_it_ends_like_the_real_command(tmp_path: Path, end: str) -> None:
 def is_place(line: str) -> bool:
     """A line of a traceback, which begins in another module."""
     return line.startswith("  ")
+
+
+def test_imports_are_made_once_and_a_worker_outlives_the_one_that_made_them(tmp_path: Path) -> None:
+    env = environment(tmp_path, ("json",), "never")
+    first, second = (fork_server.ForkServer(("json",), env, str(ROOT), sys.executable) for _ in range(2))
+    assert (first.made_the_imports, second.made_the_imports) == (True, False)
+    before = second.fork(MODULE, env)
+    first.close()
+    after = second.fork(MODULE, {**env, "TEST_END": "exit"})
+    assert (said_and_code(after)[1], before.poll()) == (7, None)
+    os.killpg(before.pid, signal.SIGKILL)
+    assert said_and_code(before)[1] == -signal.SIGKILL
+    second.close()
 
 
 WORKER = """
