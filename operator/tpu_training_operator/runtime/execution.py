@@ -19,6 +19,7 @@ from tpu_training_operator.domain.cluster_state.obstacles import (
     Obstacle,
     explain_change,
     explain_taken_name,
+    in_one_order,
     limit_range_remedy,
     pod_security_remedy,
 )
@@ -409,12 +410,11 @@ def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
     try:
         yield
     except Forbidden as error:
-        obstacle = Obstacle(
-            Reason.NOT_PERMITTED, f"the operator may not create {kind} {name}: {error}{_remedy(error, body)}"
-        )
+        message = f"the operator may not create {kind} {name}: {_explained(error, body)}"
+        obstacle = Obstacle(Reason.NOT_PERMITTED, message)
         raise Refused(obstacle, kind, sure=False) from error
     except InvalidRequest as error:
-        message = f"the cluster rejects {kind} {name}: {error}{_remedy(error, body)}"
+        message = f"the cluster rejects {kind} {name}: {_explained(error, body)}"
         raise Refused(Obstacle(Reason.INVALID_OBJECT, message), kind) from error
     except NotFound as error:
         if not optional:
@@ -423,7 +423,9 @@ def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
         raise Refused(obstacle, kind, sure=False) from error
 
 
-def _remedy(error: ApiError, body: Object) -> str:
+def _explained(error: ApiError, body: Object) -> str:
+    """Returns why the cluster refuses the object and, for a pod, what to do about it."""
+    refusal = in_one_order(str(error))
     if body["kind"] != "Pod":
-        return ""
-    return limit_range_remedy(str(error), body) or pod_security_remedy(str(error), body)
+        return refusal
+    return refusal + (limit_range_remedy(refusal, body) or pod_security_remedy(refusal, body))

@@ -1,10 +1,10 @@
-"""What the API server refuses in a pod it lists in any order; the remedy for it stays the same."""
+"""What the API server refuses in a pod it lists in any order; what the job says about it stays the same."""
 
 from itertools import permutations
 
 import pytest
 
-from tpu_training_operator.domain.cluster_state.obstacles import limit_range_remedy
+from tpu_training_operator.domain.cluster_state.obstacles import in_one_order, limit_range_remedy
 
 WORKER = {
     "metadata": {"labels": {}},
@@ -17,8 +17,8 @@ WORKER = {
     [
         (
             [
-                f'containers[0].resources.requests: Invalid value: "{asked}": must be less than or equal to {limit}'
-                for asked, limit in (("84", "cpu limit of 1"), ("144G", "memory limit of 2Gi"))
+                f'spec.containers[0].resources.requests: Invalid value: "{asked}": must be less than or equal to {most}'
+                for asked, most in (("84", "cpu limit of 1"), ("144G", "memory limit of 2Gi"))
             ],
             "set spec.trainer.resources.limits.cpu and spec.trainer.resources.limits.memory",
         ),
@@ -40,6 +40,19 @@ WORKER = {
     ids=["default", "bounds", "ratio"],
 )
 def test_a_limit_range_has_one_remedy_in_either_order(refused: list[str], remedy: str) -> None:
-    for order in permutations(refused):
-        said = limit_range_remedy(f'Pod "digits-1-0-0" is invalid: [{", ".join(order)}]', WORKER)
-        assert said.endswith(remedy)
+    refusals = [f'Pod "digits-1-0-0" is invalid: [{", ".join(order)}]' for order in permutations(refused)]
+    assert all(limit_range_remedy(refusal, WORKER).endswith(remedy) for refusal in refusals)
+    assert {in_one_order(refusal) for refusal in refusals} == {refusals[refused != sorted(refused)]}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        'pods "digits-1-0-0" is forbidden: maximum cpu usage per Container is 16, but limit is 84',
+        'pods "digits-1-0-0" is forbidden: exceeded quota: small, requested: pods=1, used: pods=4, limited: pods=4',
+        'pods "digits-1-0-0" is forbidden: violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)',
+        "admission webhook said: [b, a]",
+    ],
+)
+def test_any_other_refusal_stays_as_it_is(refusal: str) -> None:
+    assert in_one_order(refusal) == refusal

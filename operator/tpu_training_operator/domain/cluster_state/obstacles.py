@@ -17,6 +17,10 @@ from tpu_training_operator.domain.cluster_state.ownership import Claim, Object, 
 _BOUND = re.compile(r"(minimum|maximum) (\S+) usage per (Container|Pod) is ")
 _RATIO = re.compile(r"([^\s[]+) max limit to request ratio per (?:Container|Pod) is ")
 _ABOVE_LIMIT = re.compile(r"must be less than or equal to (\S+) limit")
+# Between two reasons of one refusal; a reason may contain a comma.
+_NEXT_REASON = re.compile(
+    r", (?=(?:minimum|maximum) \S+ usage per |\S+ max limit to request ratio per |(?:spec|metadata)\.)"
+)
 _FIELDS = {"minimum": "min", "maximum": "max"}
 _POD_SECURITY = re.compile(r'violates PodSecurity "(\w+):')
 # The only capability of spec.trainer.securityContext that the level baseline admits.
@@ -77,6 +81,15 @@ def explain_change(asked: Object, created: Object) -> Obstacle | None:
         " webhook or policy of the cluster changed it; exempt the pods of TPUTrainingJobs from it"
     )
     return Obstacle(Reason.INVALID_OBJECT, message)
+
+
+def in_one_order(refusal: str) -> str:
+    """Returns the API server's message with its reasons sorted. It lists them in any order, and a job that is refused
+    again would seem to be refused for something new."""
+    what, bracket, reasons = refusal.partition(": [")
+    if not reasons.endswith("]"):
+        return refusal
+    return f"{what}{bracket}{', '.join(sorted(_NEXT_REASON.split(reasons[:-1])))}]"
 
 
 def limit_range_remedy(refusal: str, pod: Object) -> str:
