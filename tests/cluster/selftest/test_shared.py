@@ -17,13 +17,26 @@ from tests.cluster.shared import REBUILT, Shared
 REPOSITORY = Path(__file__).parents[3]
 CONFTEST = """
 import pytest
-from tests.cluster.control_plane import ControlPlane
 from tests.cluster.shared import Shared
 from tests.conftest import pytest_runtest_makereport
 
+class Cluster:
+    def __init__(self):
+        self.trouble = None
+        self.installed = []
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def problem(self):
+        return self.trouble
+
 @pytest.fixture(scope="package")
 def shared():
-    with Shared(ControlPlane) as shared:
+    with Shared(Cluster) as shared:
         yield shared
 
 @pytest.fixture(scope="module")
@@ -31,15 +44,13 @@ def cluster(shared):
     return shared.healthy()
 
 @pytest.fixture(scope="module")
-def config_map(cluster, shared):
-    shared.once("a config map", lambda: cluster.kubectl("create", "configmap", "installed"))
+def chart(cluster, shared):
+    shared.once("a chart", lambda: cluster.installed.append("chart"))
 """
 BREAKS = """
-from tests.cluster.processes import ProcessRecord
-
-def test_breaks_it(cluster, config_map):
-    ProcessRecord.read(cluster.directory / "etcd.pid").kill()
-    cluster.kubectl("get", "configmap", "installed", "--request-timeout=1s")
+def test_breaks_it(cluster, chart):
+    cluster.trouble = "etcd ended"
+    assert cluster.installed == []
 """
 LEAVES_TRACES = """
 import pytest
@@ -47,14 +58,14 @@ import pytest
 @pytest.fixture
 def half(cluster):
     yield
-    cluster.kubectl("delete", "configmap", "not-there")
+    cluster.installed.remove("not there")
 
-def test_leaves_traces(cluster, config_map, half):
+def test_leaves_traces(cluster, chart, half):
     pass
 """
 USES = """
-def test_uses_it(cluster, config_map):
-    cluster.kubectl("get", "configmap", "installed")
+def test_uses_it(cluster, chart):
+    assert cluster.installed == ["chart"]
 """
 
 POD = {"metadata": {"name": "left"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
@@ -143,15 +154,16 @@ def test_what_is_left_over_is_a_problem_and_what_is_in_use_is_none() -> None:
         pool = add_cpu_nodes(cluster, 1)
         assert cluster.problem() == f"node {pool.nodes[0]} is left over"
 
+        kill(cluster.directory, "etcd")
+        wait_until(lambda: cluster.problem() == "etcd ended", timeout=10, what="etcd is missed")
+    assert not cluster.directory.exists()
+
 
 @pytest.mark.skipif(packages.missing() is not None, reason=packages.missing() or "")
-def test_whatever_of_a_node_ends_is_noticed_and_replaced() -> None:
-    with Shared(lambda: RealCluster(nodes=1)) as shared:
-        broken = shared.healthy()
-        for victim in ("kubelet-node-0", "containerd-node-0"):
-            kill(broken.directory, victim)
-            wait_until(lambda: victim in (broken.problem() or ""), timeout=10, what=f"{victim} is missed")  # noqa: B023
-        with pytest.warns(RuntimeWarning, match=f"{REBUILT}: containerd-node-0, kubelet-node-0 ended"):
-            cluster = shared.healthy()
-        assert not broken.directory.exists()
+def test_whatever_of_a_node_ends_is_noticed() -> None:
+    with RealCluster(nodes=1) as cluster:
         assert cluster.problem() is None
+        for victim in ("kubelet-node-0", "containerd-node-0"):
+            kill(cluster.directory, victim)
+            wait_until(lambda: victim in (cluster.problem() or ""), timeout=10, what=f"{victim} is missed")  # noqa: B023
+    assert not cluster.directory.exists()
