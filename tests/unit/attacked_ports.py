@@ -1,13 +1,13 @@
-"""The operator's three ports in a process of their own, for strangers: `python -m tests.unit.attacked_ports DIRECTORY`.
+"""The operator's three ports in a process of their own, for strangers.
 
-Writes the certificate of its authority into DIRECTORY/ca.crt, then prints the three ports as JSON, and serves until its
-standard input ends.
+Writes the certificate of its authority into the folder FOLDER, then prints the three ports as JSON, and serves until it
+is killed.
 """
 
 import asyncio
 import gc
 import json
-import sys
+import os
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,14 @@ from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import serve
 
 SERVICE_HOST = "operator.tpu-system.svc"
+
+FOLDER = "TEST_PORTS"
+"""The variable with the folder."""
+
+IMPORTS = tuple(
+    f"tpu_training_operator.runtime.{module}" for module in ("health", "metrics", "progress.pki", "progress.server")
+)
+"""Most of what the process imports."""
 
 
 async def main(directory: Path) -> None:
@@ -35,11 +43,11 @@ async def main(directory: Path) -> None:
         }
         await stack.enter_async_context(serve_metrics(metrics_port, Metrics()))
         print(json.dumps(ports), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     # As in the operator, whose passes leave millions of objects behind that need no collector.
     gc.freeze()
     gc.set_threshold(20_000)
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(os.environ[FOLDER])))
