@@ -106,12 +106,13 @@ def _completed(
 
 def _complete(row: Row, features: Mapping[str, Sequence[str]], forbidden: Sequence[Row]) -> Row | None:
     """Returns some whole row that contains this part, None if each would be forbidden."""
-    if not fits(row, forbidden):
+    # Only these can still be met, and only the features that they name make a difference.
+    near = [rule for rule in forbidden if all(row.get(name, value) == value for name, value in rule.items())]
+    if any(rule.keys() <= row.keys() for rule in near):
         return None
-    # Only features that a rule names can make a difference.
-    named = {name for rule in forbidden for name in rule if not rule.keys() <= row.keys()}
+    named = {name for rule in near for name in rule}
     name = next((name for name in features if name in named and name not in row), None)
     if name is None:
         return row
-    tries = (_complete({**row, name: value}, features, forbidden) for value in features[name])
+    tries = (_complete({**row, name: value}, features, near) for value in features[name])
     return next((whole for whole in tries if whole is not None), None)
