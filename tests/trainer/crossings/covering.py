@@ -1,14 +1,14 @@
 """Covering arrays: few rows of values in which every pair of values occurs, or every triple.
 
 Greedy: each row begins with a tuple that no row has yet and takes, feature by feature, the value that brings the most
-further ones. Then a row takes the plainest value of each dear feature of which no tuple needs another. The same input
-always gives the same rows.
+further ones. Then values that no tuple needs in their row change at random, but never to dearer ones: one change makes
+room for another. The same input always gives the same rows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from random import Random
 
@@ -19,17 +19,20 @@ Pairs = frozenset[tuple[str, str]]
 CANDIDATES = 12
 """Orders of the features in which a row is tried; the best row is taken."""
 
+CHANGES = 350
+"""How many changes are tried at last, for each row."""
+
 
 def covering(
     features: Mapping[str, Sequence[str]],
     forbidden: Sequence[Row],
     strength: int = 2,
     begin: Sequence[Row] = (),
-    dear: Sequence[str] = (),
+    cost: Callable[[Row], float] = lambda row: 0.0,
 ) -> list[dict[str, str]]:
     """Returns rows without a forbidden combination in which every allowed tuple of `strength` values occurs.
 
-    `begin`: parts of rows that the array begins with. `dear`: features whose first value costs least.
+    `begin`: parts of rows that the array begins with. `cost`: what a row costs.
     """
     random = Random(0)
     rows: list[dict[str, str]] = []
@@ -42,7 +45,7 @@ def covering(
         for each in tuples(best, strength):
             left.pop(each, None)
         rows.append({name: best[name] for name in features})
-    _save(rows, {name: features[name][0] for name in dear}, forbidden, strength, begin)
+    _cheapen(rows, features, forbidden, strength, begin, cost, random)
     return rows
 
 
@@ -62,24 +65,38 @@ def tuples(row: Row, strength: int) -> Iterator[Pairs]:
 
 def fits(row: Row, forbidden: Sequence[Row]) -> bool:
     """Returns whether a row, or a part of one, has no forbidden combination."""
-    return not any(rule.items() <= row.items() for rule in forbidden)
+    values = row.items()
+    return not any(rule.items() <= values for rule in forbidden)
 
 
-def _save(
-    rows: Sequence[dict[str, str]], cheapest: Row, forbidden: Sequence[Row], strength: int, begin: Sequence[Row]
+def _cheapen(
+    rows: Sequence[dict[str, str]],
+    features: Mapping[str, Sequence[str]],
+    forbidden: Sequence[Row],
+    strength: int,
+    begin: Sequence[Row],
+    cost: Callable[[Row], float],
+    random: Random,
 ) -> None:
-    """Gives rows the cheapest values where another row has all that would be lost."""
+    """Changes values at random wherever other rows have all that is lost and the row gets no dearer."""
 
-    def needed(row: Row) -> set[Pairs]:
-        return {*tuples(row, strength), *(frozenset(part.items()) for part in begin if part.items() <= row.items())}
+    def with_value(row: Row, name: str) -> Iterator[Pairs]:
+        others = [pair for pair in row.items() if pair[0] != name]
+        yield from (frozenset(((name, row[name]), *each)) for each in combinations(others, strength - 1))
+        yield from (frozenset(part.items()) for part in begin if name in part and part.items() <= row.items())
 
-    found = Counter(each for row in rows for each in needed(row))
-    for row, (name, value) in product(rows, cheapest.items()):
-        cheaper = {**row, name: value}
-        if fits(cheaper, forbidden) and all(found[each] > 1 for each in needed(row) - needed(cheaper)):
-            found.subtract(needed(row))
-            found.update(needed(cheaper))
-            row.update(cheaper)
+    found = Counter(each for row in rows for each in tuples(row, strength))
+    found.update(frozenset(part.items()) for row in rows for part in begin if part.items() <= row.items())
+    names = list(features)
+    for _ in range(CHANGES * len(rows)):
+        row, name = random.choice(rows), random.choice(names)
+        changed = {**row, name: random.choice(features[name])}
+        if changed == row or cost(changed) > cost(row):
+            continue
+        if all(found[each] > 1 for each in with_value(row, name)) and fits(changed, forbidden):
+            found.subtract(with_value(row, name))
+            found.update(with_value(changed, name))
+            row.update(changed)
 
 
 def _shuffled(features: Mapping[str, Sequence[str]], random: Random) -> Mapping[str, Sequence[str]]:

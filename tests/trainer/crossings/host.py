@@ -118,7 +118,7 @@ def _compile_without_inductor() -> None:
     import torch
 
     plain = torch.compile
-    backends = {"compiled_loss": "aot_eager"}
+    backends = {"compiled_loss": "aot_eager_default_partitioner"}
     torch.compile = lambda function, backend, **named: plain(
         function, backend=backends.get(function.__name__, "eager"), **named
     )

@@ -19,7 +19,7 @@ from tests.trainer.crossings.features import Case, case_of
 from tpu_trainer import Hooks, Hyperparameters, Task
 from tpu_trainer.optim.optimizers import BUILDERS
 
-EXAMPLES, HELD_OUT, INPUTS, CLASSES = 400, 7, 8, 3
+EXAMPLES, HELD_OUT, INPUTS, CLASSES = 304, 7, 8, 3
 WIDTH = 37
 """Of parameters that are divided among the replicas, with a remainder on 2 and on 3."""
 
@@ -42,12 +42,11 @@ class Model(nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.used = case.used
-        self.stem = nn.Linear(INPUTS, WIDTH, bias=False)
         self.middle = {"none": nn.Identity, "centre": Centre}.get(case.buffers, partial(nn.BatchNorm1d, WIDTH))()
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
         # One weight in two places, and a class that a buffer rules out: both are easily lost on the way to a device.
-        self.fold, self.unfold = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
-        self.unfold.weight = self.fold.weight
+        self.stem, self.again = (nn.Linear(INPUTS, WIDTH, bias=False) for _ in range(2))
+        self.again.weight = self.stem.weight
         self.head = nn.Linear(WIDTH, CLASSES + 1)
         self.register_buffer("mask", torch.tensor([0.0] * CLASSES + [-torch.inf]))
         self.spare = nn.Linear(WIDTH, WIDTH) if case.used == "spare" else None
@@ -59,7 +58,7 @@ class Model(nn.Module):
         hidden = torch.tanh(self.middle(self.stem(x)))
         for place in self.places(x):
             hidden = hidden + torch.tanh(self.experts[place](hidden))
-        hidden = hidden + torch.tanh(self.unfold(torch.tanh(self.fold(hidden))))
+        hidden = hidden + torch.tanh(self.again(torch.tanh(x)))
         output: Tensor = self.head(hidden) + self.mask
         return output
 
