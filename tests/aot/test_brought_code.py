@@ -1,4 +1,5 @@
-"""`compile-check` of code that the job brings along, with accumulated gradients: two programs make its step."""
+"""`compile-check` of code that the job brings along, with accumulated gradients: two programs make its step. The
+loss is read in all steps but the first."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -16,18 +16,24 @@ from tests.aot.test_step_on_a_chip import CHIPS, run_spec
 from tests.trainer.gang_processes import ROOT, Launcher
 from tests.trainer.worker.test_archive import file, packed
 from tests.trainer.worker.test_code import code_of
-from tpu_trainer.checks.compile import check
-from tpu_trainer.gang.backends.feed import AHEAD
 
 WIDTH, BATCH, PASSES = 8, 16, 3
 SOURCE = f"""
+from itertools import count
 import torch
 from torch.utils.data import TensorDataset
 from tpu_trainer import Task
 
+calls = count()
+
+def loss(model, batch):
+    found = (model(batch[0]) - batch[1]).square().mean()
+    if next(calls) >= {PASSES}:
+        found.item()
+    return found
+
 def task(hp):
     examples = TensorDataset(torch.zeros(1000, {WIDTH}), torch.zeros(1000, {WIDTH}))
-    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
     return Task(model=torch.nn.Linear({WIDTH}, {WIDTH}), train=examples, loss=loss)
 """
 
@@ -67,16 +73,8 @@ def test_a_step_counts_every_pass_and_exchanges_once(answer: dict[str, Any]) -> 
     assert answer["batch"]["accumulation"] == PASSES
 
 
-def test_a_batch_of_any_size_is_traced_with_a_few_examples(tmp_path: Path) -> None:
-    """What the search for the largest batch does: the dataset has a thousand examples, as the recipe says, and the step
-    needs 65 thousand."""
-    (tmp_path / "brought.py").write_text(SOURCE)
-    size = 1 << 14
-    document = run_spec(batch={"global": CHIPS * size, "perReplica": size}, parameters={}, datasetSize=1000)
-    document["entrypoint"] = "brought:task"
-    env = {**os.environ, **Launcher(tmp_path).base(), "PYTHONPATH": f"{ROOT}:{tmp_path}", "PJRT_DEVICE": "CPU"}
-    with mock.patch.dict("os.environ", env):
-        traced = check._trace({"spec": document, "examples": 4, "parent": os.getpid()})
-    assert "error" not in traced, traced["error"]
-    assert traced["ahead"] == (AHEAD + 1) * size * 2 * WIDTH * 4
-    assert f"tensor<{size}x{WIDTH}xf32>" in traced["program"]["stablehlo"]
+def test_what_is_read_in_some_steps_only_is_found_in_its_line(answer: dict[str, Any]) -> None:
+    """torch_xla crashes there, so that the step is traced again."""
+    (found,) = answer["found"]
+    line = SOURCE.splitlines().index("        found.item()") + 1
+    assert (found["kind"], found["where"]) == ("HostRead", f"brought.py:{line}")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.aot.test_step_on_a_chip import run_spec
-from tests.trainer.gang_processes import ROOT, Launcher, chips
+from tests.aot.test_step_on_a_chip import run_spec, traced_steps
+from tests.trainer.gang_processes import Launcher, chips
 from tpu_contract.protocol import ExitCode
 
 BATCH, PASSES = 8, 2
@@ -50,14 +47,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def digests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    directory = tmp_path_factory.mktemp("checked")
-    for name, spec in (CASES | OTHERS).items():
-        (directory / f"{name}.json").write_text(json.dumps(spec))
-    env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-m", "tests.aot.traced_step", str(directory)]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    traced = {name: json.loads((directory / f"{name}.traced").read_bytes()) for name in CASES | OTHERS}
+    traced = traced_steps(tmp_path_factory.mktemp("checked"), CASES | OTHERS)
     return {name: step.get("digest", step.get("error")) for name, step in traced.items()}
 
 

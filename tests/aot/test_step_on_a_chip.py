@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.aot.compile_for_tpu import Compiler, compiler
-from tests.trainer.gang_processes import ROOT, Launcher
+from tests.trainer import fork_server
+from tests.trainer.gang_processes import ON_XLAS_CPU, Launcher
 from tpu_trainer.checks.compile.hlo import read
 from tpu_trainer.gang.backends.xla import BUCKET_BYTES
 
@@ -50,6 +50,22 @@ def run_spec(entrypoint: str = "deep", **changes: Any) -> dict[str, Any]:
         "parameters": {"width": str(WIDTH), "layers": str(LAYERS)} if entrypoint == "deep" else {},
         **changes,
     }
+
+
+def traced_steps(
+    directory: Path, specs: Mapping[str, Any], examples: int | None = None, **env: str
+) -> dict[str, dict[str, Any]]:
+    """Returns what `compile-check` traces of each run spec, by its name. Their number of devices is the first one's.
+    `examples`: how many are read for a batch, if not all."""
+    for name, spec in specs.items():
+        (directory / f"{name}.json").write_text(json.dumps(spec))
+    more = {"TEST_STEPS": str(directory), "TEST_EXAMPLES": json.dumps(examples), **ON_XLAS_CPU, **env}
+    launcher = Launcher(directory)
+    try:
+        launcher.run_alone("tests.aot.traced_step", fork_server.XLA, **more)
+    finally:
+        launcher.reap()
+    return {name: json.loads((directory / f"{name}.traced").read_bytes()) for name in specs}
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -92,21 +108,14 @@ class Step:
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
     directory = tmp_path_factory.mktemp("programs")
-    for name, spec in (CASES | QUICKLY).items():
-        (directory / f"{name}.json").write_text(json.dumps(spec))
-    # The number of devices is the first case's, and the same in all.
-    env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-m", "tests.aot.traced_step", str(directory), "4"]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with compiler(env) as libtpu:
-        return {name: _compiled(libtpu, directory / f"{name}.traced") for name in CASES | QUICKLY}
+    traced = traced_steps(directory, CASES | QUICKLY, examples=4)
+    with compiler(Launcher(directory).base()) as libtpu:
+        return {name: _compiled(libtpu, step, quickly=name in QUICKLY) for name, step in traced.items()}
 
 
-def _compiled(libtpu: Compiler, case: Path) -> Step:
-    traced = json.loads(case.read_bytes())
+def _compiled(libtpu: Compiler, traced: dict[str, Any], *, quickly: bool) -> Step:
     assert "program" in traced, traced
-    answer = libtpu.compile(traced, run_spec()["slice"], quickly=case.stem in QUICKLY)
+    answer = libtpu.compile(traced, run_spec()["slice"], quickly=quickly)
     program = answer["programs"]["program"]
     scheduled = read(program["hlo"])
     text = traced["program"]["stablehlo"]

@@ -4,20 +4,16 @@ found in them."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from tests.aot import models
-from tests.aot.test_step_on_a_chip import run_spec
+from tests.aot.test_step_on_a_chip import run_spec, traced_steps
 from tests.trainer.gang_processes import ROOT, Launcher
-from tpu_trainer.checks.compile import check
+from tpu_trainer.gang.backends.feed import AHEAD
 from tpu_training_operator.api.catalogue import Shape, generations
 
 BATCH, PASSES = 8, 4
@@ -50,14 +46,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    directory = tmp_path_factory.mktemp("traced")
-    for name, spec in CASES.items():
-        (directory / f"{name}.json").write_text(json.dumps(spec))
-    env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU", "LIBTPU_INIT_ARGS": OWN_FLAG}
-    command = [sys.executable, "-m", "tests.aot.traced_step", str(directory)]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {name: json.loads((directory / f"{name}.traced").read_bytes()) for name in CASES}
+    return traced_steps(tmp_path_factory.mktemp("traced"), CASES, LIBTPU_INIT_ARGS=OWN_FLAG)
 
 
 def products(program: dict[str, Any]) -> int:
@@ -124,13 +113,15 @@ def line_of(mark: str) -> str:
     return f"{source.relative_to(ROOT)}:{line}"
 
 
-def test_what_is_read_in_some_steps_only_is_found_in_its_line(tmp_path: Path) -> None:
-    """torch_xla crashes there, so that the step is traced again."""
-    env = {**os.environ, **Launcher(tmp_path).base(), "PYTHONPATH": str(ROOT)}
-    with mock.patch.dict("os.environ", env):
-        request = {"spec": case("reads_sometimes"), "examples": None, "parent": os.getpid()}
-        (found,) = check._trace(request)["found"]
-    assert (found["kind"], found["where"]) == ("HostRead", line_of("sometimes"))
+def test_a_batch_of_any_size_is_traced_with_a_few_examples(tmp_path: Path) -> None:
+    """What the search for the largest batch does: the dataset has a thousand examples, as the recipe says, and the step
+    needs 65 thousand."""
+    size = 1 << 14
+    spec = case("few", batch={"global": 4 * size, "perReplica": size}, datasetSize=1000)
+    step = traced_steps(tmp_path, {"step": spec}, examples=4)["step"]
+    assert "error" not in step, step["error"]
+    assert step["ahead"] == (AHEAD + 1) * size * 2 * 8 * 4
+    assert f"tensor<{size}x8xf32>" in step["program"]["stablehlo"]
 
 
 @pytest.mark.parametrize("what", ["columns", "pick"])
@@ -165,11 +156,11 @@ def test_lookups_and_resizes_are_a_tpus(traced: dict[str, dict[str, Any]]) -> No
 
 
 def test_lookups_as_on_a_tpu_find_what_others_find(tmp_path: Path) -> None:
-    env = {**Launcher(tmp_path).base(), "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-m", "tests.aot.lookups"]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    launcher = Launcher(tmp_path)
+    try:
+        found = json.loads(launcher.run_on_xla("tests.aot.lookups"))
+    finally:
+        launcher.reap()
     assert len(found) == 12
     assert all(found.values()), found
 

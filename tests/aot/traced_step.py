@@ -1,7 +1,7 @@
-"""Traces several steps in one process.
+"""Traces several steps in one process, which is forked.
 
-`python -m tests.aot.traced_step DIRECTORY [EXAMPLES]` reads each DIRECTORY/NAME.json, a run spec, and writes beside it,
-as NAME.traced, what `tracing` answers. EXAMPLES: how many are read for a batch, by default all.
+It reads each NAME.json in the folder TEST_STEPS, a run spec, and writes beside it, as NAME.traced, what `tracing`
+answers. TEST_EXAMPLES: how many are read for a batch, if not all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +29,7 @@ class _Unreduced(tracing.UncompiledChip):
         return list(gradients), signals
 
 
-def main(directory: Path, examples: int | None = None) -> None:
+def main(directory: Path, examples: int | None) -> None:
     # A trace looks for its tensors among all objects: not among the hundred thousands of the imports.
     gc.freeze()
     for path in sorted(directory.glob("*.json")):
@@ -40,9 +39,8 @@ def main(directory: Path, examples: int | None = None) -> None:
         path.with_suffix(".traced").write_text(json.dumps(traced))
         # What lives on would pass for the next step's.
         gc.collect()
-    sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(os.environ["TEST_STEPS"]), json.loads(os.environ["TEST_EXAMPLES"]))
