@@ -139,13 +139,6 @@ def test_helm_installs_from_the_layout_behind_a_registry(
     assert container([json.loads(found.stdout)])["image"] == about["images"][OPERATOR]
 
 
-def test_helm_installs_from_the_archive(
-    dist: Path, helm: Helm, control_plane: ControlPlane, place: tuple[str, ...]
-) -> None:
-    helm.run("install", RELEASE, str(the(dist, "*.tgz")), *place)
-    assert control_plane.kubectl("get", DEFINITION, "--output=name").stdout
-
-
 def test_the_wheel_installs_without_network_and_runs_a_job_without_the_clone(dist: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     uv = [str(Path(sys.executable).with_name("uv")), "--offline", "--quiet", "--no-cache"]
