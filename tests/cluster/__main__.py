@@ -16,7 +16,7 @@ from typing import NoReturn
 from tests.cluster import binaries, directories, network, packages, project_images, toolchain
 from tests.cluster.binaries import CONTROL_PLANE_PROGRAMS, NODE_PROGRAMS
 from tests.cluster.cluster import KINDS, make
-from tests.cluster.images import ImageBuildError
+from tests.cluster.images import ImageBuildError, base_image
 from tests.cluster.kind import KindError
 from tests.cluster.processes import ProcessError, ProcessRecord, wait_until
 
@@ -94,7 +94,7 @@ def keep(kind: str, nodes: int, images: bool) -> NoReturn:
     cluster.start()
     try:
         if images:
-            project_images.load(cluster, project_images.build(cluster.directory))
+            project_images.load(cluster, [base_image(), *project_images.build(cluster.directory)])
         (folder() / "kubeconfig").symlink_to(cluster.kubeconfig)
         while True:
             signal.pause()

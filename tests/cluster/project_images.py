@@ -53,6 +53,6 @@ def build(into: Path) -> list[Image]:
 
 
 def load(cluster: Cluster, images: Iterable[Image]) -> None:
-    """Into a cluster whose nodes share SHARED."""
+    """Into a cluster whose nodes share SHARED, and have `base_image`."""
     for image in images:
         cluster.load_image(image.archive)

@@ -65,9 +65,12 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def images(cluster: Cluster, shared: Shared[Cluster], built: Future[list[Image]]) -> None:
+def images(
+    cluster: Cluster, shared: Shared[Cluster], built: Future[list[Image]], request: pytest.FixtureRequest
+) -> None:
     """Of README's commands. An existing cluster must have them already."""
     if cluster.owns_nodes:
+        request.getfixturevalue("python_image")
         shared.once("loading images", lambda: project_images.load(cluster, built.result()))
 
 
