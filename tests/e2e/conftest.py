@@ -19,11 +19,12 @@ from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.shared import Shared
 from tests.conftest import MEASURED
+from tests.e2e import ladder
 from tests.e2e.chronicle import Recoveries
 from tests.e2e.readme import cluster_commands
 from tests.e2e.space import REPOSITORY, RESTRICTED, Space, a_space
-from tests.e2e.together import Story, all_told, stories_of
-from tests.e2e.training import BUCKET, Losses, result, started
+from tests.e2e.together import all_told, stories_of
+from tests.e2e.training import BUCKET, Losses, result
 from tests.stories import Stories
 
 OPERATOR_NAMESPACE = "tpu-system"
@@ -162,7 +163,7 @@ def stories(
     items = list(dropwhile(lambda item: item.path != request.path, own))
     wanted = stories_of(items)
     if any({"undisturbed", "undisturbed_losses"} & set(getattr(item, "fixturenames", ())) for item in items):
-        wanted["undisturbed"] = Story(_tell_undisturbed, trains=True)
+        wanted[ladder.LEARNS] = ladder.STORIES[ladder.LEARNS]
     storage = request.getfixturevalue("storage") if cluster.owns_nodes else None
     return shared.keep("stories", lambda: all_told(wanted, cluster, storage))
 
@@ -173,25 +174,19 @@ def alone(stories: Stories) -> None:
     stories.wait()
 
 
-def _tell_undisturbed(cluster: Cluster, storage: ObjectStorage) -> tuple[Object, Losses]:
-    with started(cluster, storage) as training:
-        status = training.wait_ended()
-        assert (status["state"], status["attempt"]) == ("Succeeded", 1), training.chronicle.summary()
-        return result(status), training.losses()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(stories: Stories) -> Object:
-    """The result of an undisturbed training."""
-    found: Object = stories.end_of("undisturbed")[0]
-    return found
+    """The result of an undisturbed training, which has gone up a ladder before."""
+    told: ladder.Ascent = stories.end_of(ladder.LEARNS)
+    assert (told.status["state"], told.told.attempts()) == ("Succeeded", [1, 2]), told.told.summary()
+    return result(told.status)
 
 
 @pytest.fixture(scope="module")
-def undisturbed_losses(stories: Stories) -> Losses:
+def undisturbed_losses(stories: Stories, undisturbed: Object) -> Losses:
     """Of every step of the same training."""
-    found: Losses = stories.end_of("undisturbed")[1]
-    return found
+    told: ladder.Ascent = stories.end_of(ladder.LEARNS)
+    return told.losses
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Pods for the tests of this folder: the `restricted` level admits them, and they run a line of Python."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.cluster.api import ApiError, Object
@@ -94,3 +95,14 @@ def wait_ready(cluster: Cluster, namespace: str, *names: str) -> None:
             timeout=READY_SECONDS,
             what=f"pod {name} is Ready",
         )
+
+
+def ended_with(code: int, reason: str = "Error") -> Callable[[Object], bool]:
+    """Whether the kubelet reports this about a pod's container."""
+
+    def has_struck(pod: Object) -> bool:
+        states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
+        ends = [state["terminated"] for state in states if "terminated" in state]
+        return any((end["exitCode"], end["reason"]) == (code, reason) for end in ends)
+
+    return has_struck

@@ -109,7 +109,8 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
     failure = status["firstFailure"]
     # The control plane gives up on one pod after the other, in an order of its own.
     workers = [f"{NAME}-1-0-{host}" for host in range(HOSTS)]
-    assert (failure["class"], failure["node"], failure["pod"] in workers) == ("Infrastructure", large, True)
+    assert (failure["class"], failure["reason"]) == ("Infrastructure", "NodeLost")
+    assert (failure["node"], failure["pod"] in workers) == (large, True)
     assert status["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 1}]
     assert [(move["fromSlice"], move["toSlice"], move["reason"]) for move in found["moves"]] == [
         (WISHED, SMALLER, "Lost"),

@@ -4,7 +4,7 @@ import json
 
 from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.processes import wait_until
-from tests.e2e.space import HOSTS, Space
+from tests.e2e.space import HOSTS, Space, status
 from tests.e2e.together import Story
 from tests.stories import Stories
 
@@ -52,6 +52,9 @@ def workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
     space.kubectl("delete", "pod", "digits-1-0-1", "--wait=false")
     space.kubectl("wait", "--for=jsonpath={.status.attempt}=2", "tpujob/digits", kubectl_timeout(120))
     space.wait_running()
+    failure = status(space.cluster, namespace=space.name)["firstFailure"]
+    deleted = ("digits-1-0-1", "Infrastructure", "PodDeleted")
+    assert (failure["pod"], failure["class"], failure["reason"]) == deleted
 
     second = addresses(space, 2)
     wait_until(lambda: resolved(space, 2, by="digits-2-0-0") == second, timeout=SECONDS, what="attempt 2 has names")

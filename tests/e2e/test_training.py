@@ -62,14 +62,6 @@ def test_the_training_has_the_result_that_the_documentation_shows(
     assert there["loss"] == pytest.approx(loss, abs=0.0005)
 
 
-def two_jobs_run_side_by_side(space: Space) -> None:
-    for name in ("first", "second"):
-        space.apply_waiting(name)
-    for name in ("first", "second"):
-        space.wait_running(name)
-    assert space.names("pods") == [f"{name}-1-0-{host}" for name in ("first", "second") for host in range(HOSTS)]
-
-
 def a_job_deleted_in_mid_flight_leaves_nothing(space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
@@ -103,7 +95,6 @@ def applying_twice_as_gitops_tools_do_changes_nothing(space: Space) -> None:
 STORIES = {
     story.__name__: Story.of_a_space(story)
     for story in (
-        two_jobs_run_side_by_side,
         a_job_deleted_in_mid_flight_leaves_nothing,
         applying_twice_as_gitops_tools_do_changes_nothing,
     )

@@ -19,7 +19,7 @@ from tests.e2e.training import HOSTS, NAME, OWN_LOOP, START_SECONDS, Training, s
 # Long runs: `make soak`.
 SOAK = os.environ.get("SOAK") == "1"
 SEEDS = range(10) if SOAK else range(1)
-OPERATOR_KILLS = 12 if SOAK else 4
+OPERATOR_KILLS = 12 if SOAK else 2
 LEADER_KILLS = 20 if SOAK else 2
 WORKER_KILLS = 2
 # Counted from when its process appears; it needs about two seconds to begin its work.

@@ -1,7 +1,7 @@
 """Failures of workers on real nodes: each is on record, and costs one restart or none.
 
-Each test reads what became of one job. Where the story is the operator's alone, the workers run a loop without torch.
-What a training keeps of a restart is shown by the gang that hangs here, and by the drained node in `test_worker_nodes`.
+Each test reads what became of one job, whose workers run a loop without torch: the stories are the operator's alone.
+What a training keeps of a restart is shown in `test_worker_nodes`, a deleted worker in `test_names`.
 """
 
 import re
@@ -21,31 +21,19 @@ from tests.cluster.processes import wait_until
 from tests.e2e import containers
 from tests.e2e.chronicle import Chronicle, Recoveries, recovery
 from tests.e2e.own_loop import HOARDING, RAISING
+from tests.e2e.pods import ended_with
 from tests.e2e.together import Story
-from tests.e2e.training import HOSTS, NAME, OWN_LOOP, Training, result, started
+from tests.e2e.training import HOSTS, NAME, OWN_LOOP, Training, started
 from tests.stories import Stories
-from tpu_contract.protocol import WORKER_PHASES, StartPhase
+from tpu_contract.protocol import StartPhase
 
 STEP_SECONDS = 0.1
-# Long enough for a healthy worker that shares two cores with everything else.
-HANG_SECONDS = 30
 NO_PROGRESS_SECONDS = 30
 # A waiting limit, not an expectation.
 GONE_SECONDS = 60.0
 
 # The parts into which a job's seconds are divided; the remaining field is a part of the productive seconds.
 ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "suspended")
-
-
-def ended_with(code: int, reason: str = "Error") -> Callable[[Object], bool]:
-    """Whether the kubelet reports this about a pod's container."""
-
-    def has_struck(pod: Object) -> bool:
-        states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
-        ends = [state["terminated"] for state in states if "terminated" in state]
-        return any((end["exitCode"], end["reason"]) == (code, reason) for end in ends)
-
-    return has_struck
 
 
 def waits_as(reason: str) -> Callable[[Object], bool]:
@@ -62,11 +50,6 @@ def to_running(act: Callable[[Training], object]) -> Callable[[Training], None]:
         act(training)
 
     return inflict
-
-
-def stop_once_it_has_saved(training: Training) -> None:
-    training.wait_checkpoint()
-    containers.stop(training.pod(1))
 
 
 def stop_once_it_reports_steps(training: Training) -> None:
@@ -116,29 +99,7 @@ HEALED = {
         spec=OWN_LOOP | {"trainer": OWN_LOOP["trainer"] | {"resources": {"limits": {"memory": "128Mi"}}}},
         has_struck=ended_with(137, "OOMKilled"),
     ),
-    "deleted": Fault(
-        host=1,
-        failure_class="Infrastructure",
-        reason="PodDeleted",
-        said="deleted",
-        spec=OWN_LOOP,
-        inflict=to_running(lambda training: training.kubectl("delete", "pod", f"{NAME}-1-0-1", "--wait=false")),
-        has_struck=lambda pod: "deletionTimestamp" in pod["metadata"],
-    ),
-    # The worker that is stopped reports nothing; the one that waits for it does.
-    "stopped": Fault(
-        host=0,
-        failure_class="Hang",
-        reason="Hung",
-        said=r"hung for \d+ s in phase",
-        code=71,
-        env={"TPU_TRAINER_HANG_SECONDS": str(HANG_SECONDS)},
-        # A process that has been stopped does not hear that it should end.
-        spec={"trainer": {"terminationGracePeriodSeconds": 2}},
-        inflict=to_running(stop_once_it_has_saved),
-        has_struck=ended_with(71),
-    ),
-    # The job's limit is shorter than any in the gang, so only the operator notices; no kubelet does.
+    # Only the operator notices; no kubelet does.
     "silent": Fault(
         host=0,
         failure_class="Hang",
@@ -170,24 +131,20 @@ FATAL = {
     ),
 }
 FAULTS = HEALED | FATAL
-WITH_TORCH = ("stopped",)
-CONTINUED = [name for name, fault in HEALED.items() if fault.spec.get("checkpoint", "") is not None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a training. log: of the last attempt's first worker. left: pods and config maps at the end."""
+    """What became of a training. left: pods and config maps at the end."""
 
     status: Object
     chronicle: Chronicle
-    log: str
     left: list[str]
 
     @classmethod
     def of(cls, training: Training, kept: list[str]) -> "Outcome":
         """`kept`: what stays of the first attempt if the job succeeds."""
         status = training.wait_ended()
-        log = training.log(status["attempt"]) if status["state"] == "Succeeded" else ""
 
         def left() -> list[str]:
             return [name for kind in ("pods", "configmaps") for name in training.names(kind) if name.startswith(NAME)]
@@ -196,7 +153,7 @@ class Outcome:
             # The next attempt did not wait for a pod whose node had missed its heartbeats for a moment.
             with suppress(TimeoutError):
                 wait_until(lambda: of_first(left()) == kept, timeout=GONE_SECONDS, what="the first attempt has gone")
-        return cls(status, training.chronicle, log, left())
+        return cls(status, training.chronicle, left())
 
     def node_of(self, pod: str) -> str | None:
         told = [moment.item["spec"].get("nodeName") for moment in self.chronicle.moments() if moment.name == pod]
@@ -219,7 +176,7 @@ def hurt(fault: Fault, cluster: Cluster, storage: ObjectStorage) -> Outcome:
         return Outcome.of(training, kept(fault))
 
 
-STORIES = {name: Story(partial(hurt, fault), trains=name in WITH_TORCH) for name, fault in FAULTS.items()}
+STORIES = {name: Story(partial(hurt, fault)) for name, fault in FAULTS.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in HEALED if HEALED[name].has_struck])
@@ -274,8 +231,8 @@ def test_the_restart_is_told_phase_by_phase(stories: Stories, name: str, capsys:
     first, again = stories.end_of(name).status["starts"]
     with capsys.disabled():
         print(f"\nstart after worker {name}: {again}")
-    told = {*WORKER_PHASES} if name in WITH_TORCH else {StartPhase.UNTOLD}
-    assert again["seconds"].keys() == {"noticed", "queued", "backoff", "cleared", "bound", "started", *told}
+    steps = {"noticed", "queued", "backoff", "cleared", "bound", "started", StartPhase.UNTOLD}
+    assert again["seconds"].keys() == steps
     assert (first["attempt"], again["attempt"]) == (1, 2)
     assert again["cause"] == HEALED[name].failure_class
     assert min(again["seconds"].values()) >= 0
@@ -288,13 +245,6 @@ def test_the_restart_is_told_phase_by_phase(stories: Stories, name: str, capsys:
 def test_the_job_succeeds(stories: Stories, name: str) -> None:
     story = stories.end_of(name)
     assert story.status["state"] == "Succeeded", story.chronicle.summary()
-
-
-@pytest.mark.parametrize("name", CONTINUED)
-def test_the_training_ends_as_if_nothing_had_happened(stories: Stories, name: str, undisturbed: Object) -> None:
-    story = stories.end_of(name)
-    assert result(story.status) == undisturbed
-    assert re.search(r"continues from checkpoint step-\d+", story.log)
 
 
 @pytest.mark.parametrize("name", HEALED)
