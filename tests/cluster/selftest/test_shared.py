@@ -135,7 +135,8 @@ def test_what_failed_half_way_is_not_continued_but_begun_again() -> None:
 
 
 def test_what_is_left_over_is_a_problem_and_what_is_in_use_is_none() -> None:
-    with ControlPlane() as cluster:
+    with Shared(ControlPlane) as shared:
+        cluster = shared.healthy()
         with fresh_namespace(cluster.api):
             assert cluster.problem() is None
         with emptied_namespace(cluster.api) as kept:
@@ -156,7 +157,9 @@ def test_what_is_left_over_is_a_problem_and_what_is_in_use_is_none() -> None:
 
         kill(cluster.directory, "etcd")
         wait_until(lambda: cluster.problem() == "etcd ended", timeout=10, what="etcd is missed")
-    assert not cluster.directory.exists()
+        with pytest.warns(RuntimeWarning, match=f"{REBUILT}: etcd ended"):
+            assert shared.healthy().problem() is None
+        assert not cluster.directory.exists()
 
 
 @pytest.mark.skipif(packages.missing() is not None, reason=packages.missing() or "")
