@@ -98,7 +98,11 @@ CASES = (
     Case("connections that break before the request", CUT_WATCHES + on(Reset(), *REQUESTS), "reset by peer"),
     Case("answers without content", on(EMPTY, *REQUESTS), "answered with no object"),
     Case("late requests and late answers, and watches that break", CUT_WATCHES + on(Hold(0.3), *REQUESTS)),
-    Case("watches that end with an error", on(CANNOT_CONVERT, *WATCHES, times=2), "cannot convert"),
+    Case(
+        "answers that are lost, and watches that end with an error",
+        on(Reset(after=0), *REQUESTS) + on(CANNOT_CONVERT, *WATCHES, times=2),
+        "cannot convert",
+    ),
     Case(
         "an error in one watch while the other cannot be opened",
         on(CANNOT_CONVERT, ("watch", JOB), times=2)
