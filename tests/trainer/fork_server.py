@@ -33,7 +33,7 @@ READ_LATER = (
     *("MASTER_", "TPUJOB_", "KUBEFLOW_", "STORAGE_EMULATOR_HOST"),
     *("CPU_NUM_DEVICES", "PJRT_CPU_ASYNC_CLIENT", "XLA_THREAD_POOL_SIZE", "LIBTPU_INIT_ARGS"),
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_"),
-    *("PYTEST_", "TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
+    *("PYTEST_", "TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS", "TORCHINDUCTOR_CACHE_DIR"),
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
@@ -43,7 +43,7 @@ TORCH = (
 )
 """What a trainer imports on the torch backend: an optimizer's first step imports torch._dynamo."""
 
-COMPILER = (*TORCH, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
+COMPILER = (*TORCH, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch.utils.cpp_extension")
 """What it imports besides for trainer.torch.execution: Compile."""
 
 LIGHTNING = (*TORCH, "pytorch_lightning", "torch_xla", "gcsfs")

@@ -44,6 +44,12 @@ ON_XLAS_CPU = {
     ),
 }
 
+ON_INDUCTOR = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    # Its test of the CPU's vector units takes every process a compilation and a start of Python.
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+}
+
 
 def run_spec(**changes: Any) -> dict[str, Any]:
     """A valid run spec of `tasks.small`; `hosts`, `replicas` and `optimizer` change in place, the rest on top."""

@@ -15,7 +15,7 @@ from tests.trainer import fork_server
 from tests.trainer.crossings.expected import Ended
 from tests.trainer.crossings.features import Case
 from tests.trainer.crossings.legs import Leg, legs
-from tests.trainer.gang_processes import ON_XLAS_CPU, ROOT, Host, Launcher, chips
+from tests.trainer.gang_processes import ON_INDUCTOR, ON_XLAS_CPU, ROOT, Host, Launcher, chips
 from tests.trainer.recorded import recorded
 
 PACKAGES = {"torch": fork_server.TORCH, "compile": fork_server.COMPILER}
@@ -123,6 +123,7 @@ def _processes(way: str, count: int, runs: list[Run], directory: Path) -> Iterat
     env = {
         **Launcher(directory).base(),
         **(ON_XLAS_CPU if xla else {}),
+        **(ON_INDUCTOR if way == "compile" else {}),
         **(chips(2) if way == "chips" else {}),
         fork_server.FORKS_REPLICAS: "1",
         "TEST_CROSSINGS": json.dumps([str(run.folder) for run in runs]),

@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 
 from tests.trainer.fork_server import COMPILER
-from tests.trainer.gang_processes import Gang, Launcher, run_spec
+from tests.trainer.gang_processes import ON_INDUCTOR, Gang, Launcher, run_spec
 from tests.trainer.loop.test_trajectories import assert_follows_reference
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.gang.compiled import check_compiler, compile_update
@@ -30,10 +30,7 @@ COMPILED = {"device": "cpu", "collectives": "gloo", "processesPerHost": 1, "exec
 @pytest.fixture(scope="module")
 def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Programs are built once: all processes find them in one cache."""
-    cache = tmp_path_factory.mktemp("inductor")
-    # Its test of the CPU's vector units takes every process a compilation and a start of Python.
-    few = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
-    return {"TORCHINDUCTOR_CACHE_DIR": str(cache), **few}
+    return {**ON_INDUCTOR, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
 
 
 @pytest.fixture
