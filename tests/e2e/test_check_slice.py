@@ -1,19 +1,16 @@
 """`tpujob check-slice` on two real nodes: a slice without faults is fit, and a fault is found on each host."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
+from tests.controlplane.tpujob import tpujob
 from tests.e2e.space import JOBS, Space, a_space
 from tests.e2e.together import Story
 from tests.e2e.training import BUCKET
 from tests.stories import Stories
 
-TPUJOB = str(Path(sys.prefix) / "bin" / "tpujob")
 # Two hosts. A waiting limit, not an expectation: many trainings share a small machine.
 USUAL = ["v5litepod-8", "--image", "localhost/tpu-examples:1", "--timeout", "900", "-o", "json"]
 ON_CPU = {"slice.hardware": "CPU", "trainer.backend": "Torch"}
@@ -28,8 +25,7 @@ def check(space: Space, values: Object) -> tuple[int, Object]:
     texts = {path: value if isinstance(value, str) else json.dumps(value) for path, value in (ON_CPU | values).items()}
     given = [f"--set={path}={text}" for path, text in texts.items()]
     where = ["--namespace", space.name, "--kubeconfig", str(space.cluster.kubeconfig)]
-    command = [TPUJOB, "check-slice", *USUAL, *given, *where]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = tpujob("check-slice", *USUAL, *given, *where)
     assert done.stdout, done.stderr
     table: Object = json.loads(done.stdout)
     return done.returncode, table

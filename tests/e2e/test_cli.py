@@ -1,8 +1,6 @@
 """`tpujob logs` with real kubelets prints each line once, across restarts of the gang and of the API server."""
 
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +11,10 @@ import yaml
 from tests.cluster.cluster import Cluster
 from tests.cluster.deadlines import deadline
 from tests.cluster.processes import wait_until
+from tests.controlplane import tpujob
 from tests.e2e.space import REPOSITORY, Space
+from tests.trainer.fork_server import ForkedProcess
 
-TPUJOB = str(Path(sys.prefix) / "bin" / "tpujob")
 LONG = 100_000
 # Counts, after a line that a container runtime stores in several parts; exits with 74 at SIGUSR1 and 0 at SIGUSR2.
 COUNTS = f"""
@@ -36,7 +35,7 @@ HOSTS = range(2)
 class Following:
     """A running `tpujob logs --all --follow`; its output goes to a file."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", output: Path, errors: Path) -> None:
+    def __init__(self, process: ForkedProcess, output: Path, errors: Path) -> None:
         self.process = process
         self._output = output
         self._errors = errors
@@ -67,24 +66,24 @@ class Following:
 @contextmanager
 def following(space: Space, directory: Path) -> Iterator[Following]:
     output, errors = directory / "output", directory / "errors"
-    command = [TPUJOB, "logs", "digits", "--all", "--follow", *_where(space)]
-    with (
-        output.open("wb") as out,
-        errors.open("wb") as err,
-        subprocess.Popen(command, stdout=out, stderr=err) as process,
-    ):
-        try:
-            yield Following(process, output, errors)
-        finally:
-            process.kill()
+    for file in (output, errors):
+        file.touch()
+    streams = {1: str(output), 2: str(errors)}
+    process = tpujob.start(streams, "logs", "digits", "--all", "--follow", *_where(space))
+    try:
+        yield Following(process, output, errors)
+    finally:
+        process.kill()
 
 
 def _where(space: Space) -> list[str]:
     return ["--namespace", space.name, "--kubeconfig", str(space.cluster.kubeconfig)]
 
 
-def tpujob(space: Space, *arguments: str) -> str:
-    return subprocess.run([TPUJOB, *arguments, *_where(space)], check=True, capture_output=True, text=True).stdout
+def told(space: Space, *arguments: str) -> str:
+    done = tpujob.tpujob(*arguments, *_where(space))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def apply_counting(space: Space) -> None:
@@ -107,13 +106,13 @@ def test_logs_are_followed_over_restarts_of_the_gang_and_of_the_api_server(
     space.wait_running()
     with following(space, tmp_path) as logs:
         logs.wait_for_all(attempt=1)
-        assert tpujob(space, "logs", "digits", "--host", "1", "--tail", "1").startswith("attempt 1 line ")
+        assert told(space, "logs", "digits", "--host", "1", "--tail", "1").startswith("attempt 1 line ")
 
         send(space, "digits-1-0-1", 10)
         logs.wait_for_all(attempt=2)
-        assert "digits-1-0-1" in tpujob(space, "status", "digits")
+        assert "digits-1-0-1" in told(space, "status", "digits")
         # The failed pod is kept with its log.
-        assert "attempt 1 line 0\n" in tpujob(space, "logs", "digits", "--failed")
+        assert "attempt 1 line 0\n" in told(space, "logs", "digits", "--failed")
 
         before = max(numbers[-1] for (attempt, _), numbers in logs.numbers().items() if attempt == 2)
         if cluster.owns_nodes:

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
+from tests.controlplane.tpujob import tpujob
 from tests.e2e.space import Space, a_space, status
-from tests.e2e.test_cli import TPUJOB
 from tests.e2e.together import Story
 from tests.e2e.training import BUCKET
 from tests.stories import Stories
@@ -72,12 +70,8 @@ def submit(space: Space, directory: Path, body: dict[str, Any], files: dict[str,
         (directory / "code" / name).write_text(text)
     (directory / "job.yaml").write_text(yaml.safe_dump(body))
     where = ("-n", space.name, "--kubeconfig", str(space.cluster.kubeconfig))
-    done = subprocess.run(
-        [TPUJOB, "submit", "-f", directory / "job.yaml", "--code", directory / "code", *where],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-    )
+    file, code = str(directory / "job.yaml"), str(directory / "code")
+    done = tpujob("submit", "-f", file, "--code", code, *where, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
