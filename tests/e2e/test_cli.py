@@ -74,6 +74,7 @@ def following(space: Space, directory: Path) -> Iterator[Following]:
         yield Following(process, output, errors)
     finally:
         process.kill()
+        process.wait()
 
 
 def _where(space: Space) -> list[str]:
