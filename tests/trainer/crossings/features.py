@@ -115,7 +115,7 @@ RULES += (
 EXCHANGED = {"broken": "Skip", "sharding": "sharded", "precision": "Float32", "used": "branches"}
 
 KNOWN: tuple[dict[str, str], ...] = (
-    {"way": "xla", "replicas": "2", "optimizer": "adamw"} | EXCHANGED,
+    {"way": "xla", "replicas": "2", "optimizer": "adamw", "groups": "added"} | EXCHANGED,
     {"way": "chips", "optimizer": "adamw"} | EXCHANGED,
     {"way": "chips", "optimizer": "nadam", "broken": "Skip", "sharding": "sharded", "used": "frozen"},
     {"way": "xla", "average": "ema", "broken": "Skip", "precision": "Float32", "used": "idle"},

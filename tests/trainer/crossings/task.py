@@ -19,9 +19,10 @@ from tests.trainer.crossings.features import Case, case_of
 from tpu_trainer import Hooks, Hyperparameters, Task
 from tpu_trainer.optim.optimizers import BUILDERS
 
-EXAMPLES, HELD_OUT, INPUTS, CLASSES = 304, 7, 8, 3
-WIDTH = 37
-"""Of parameters that are divided among the replicas, with a remainder on 2 and on 3."""
+EXAMPLES, HELD_OUT, CLASSES = 304, 7, 3
+INPUTS = WIDTH = 37
+"""Of parameters that are divided among the replicas, with a remainder on 2 and on 3. They have one shape, in which one
+may be taken for another."""
 
 LATE = 4
 """The first step after a hook has changed what is trained."""

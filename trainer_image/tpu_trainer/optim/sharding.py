@@ -54,6 +54,7 @@ class OptimizerSharding:
         self._places = {parameter: place for place, parameter in enumerate(model.parameters())}
         self._parts: list[_Part] = []
         self._groups: list[list[nn.Parameter]] = []
+        self._orders: dict[tuple[int, ...], int] = {}
         optimizer.register_step_pre_hook(self._divide)
         optimizer.register_step_post_hook(self._join)
 
@@ -137,12 +138,26 @@ class OptimizerSharding:
             if part.local in optimizer.state:
                 optimizer.state[part.full] = optimizer.state.pop(part.local)
                 _check_state(optimizer, part)
-        parts = iter(self._parts)
+        parts, _mark = iter(self._parts), self._mark_of_order()
         for tensors in in_groups([part.local.detach() for part in self._parts], GROUP_BYTES // self._backend.world):
             for joined in self._backend.join(tensors):
                 parameter = next(parts).full
                 parameter.copy_(_cut(joined, parameter))
         self._parts = []
+
+    def _mark_of_order(self) -> Tensor | None:
+        """Returns a tensor for the program of the step, where joining sends one off: as long as the number of the order
+        in which parameters are updated.
+
+        torch_xla 2.9 takes two programs for one if they differ only in which of two tensors of one shape they read
+        where. These do if experts of one shape take turns: the new state has the order in which it was made first, the
+        new parts have that of the groups.
+        """
+        if not self._backend.reads_free:
+            return None
+        updated = (parameter for group in self._groups for parameter in group if parameter.grad is not None)
+        order = tuple(self._places[parameter] for parameter in updated)
+        return torch.zeros(self._orders.setdefault(order, len(self._orders)), device=self._backend.device)
 
 
 def _cut(joined: Tensor, like: Tensor) -> Tensor:

@@ -203,6 +203,10 @@ class SkippingUpdate(Update):
                 parameter.grad = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
         changing, rest = self._parts(trained)
         copies = _copies(changing)
+        if self._backend.reads_free:
+            # A divided step sends off a program, which would have the copies among its results: see `_parts`.
+            with self._aside():
+                self._backend.sync()
         super().make(parameters, sums)
         changed, rest_now = self._parts(trained)
         self._waits = rest_now != rest
