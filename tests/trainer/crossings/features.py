@@ -40,11 +40,11 @@ FEATURES: dict[str, tuple[str, ...]] = {
 
 scaling: AdaScale sets the rates, and ends the run. broken: a loss that is infinite on one replica, in the middle of an
 epoch or in the first step. used: all parameters; one not used by the loss; one that a hook unfreezes late, or freezes;
-two of one shape that take turns by step, or by the data of a pass, so that replicas differ; one that is unfrozen some
-steps before it is used. buffers: a batch norm, one that a hook puts into evaluation mode late, a running centre that
-the forward pass subtracts. hook: multiplies the
-gradients before the update, or clamps weights after it. life: not interrupted; continued from a checkpoint in the
-middle, on as many replicas, on others, or there with half or twice the global batch.
+experts of one shape that take turns, in pairs by step, or by the data of a pass, so that replicas differ; one that is
+unfrozen some steps before it is used. buffers: a batch norm, one that a hook puts into evaluation mode late, a running
+centre that the forward pass subtracts. hook: multiplies the gradients before the update, or clamps weights after it.
+life: not interrupted; continued from a checkpoint in the middle, on as many replicas, on others, or there with half or
+twice the global batch.
 """
 
 

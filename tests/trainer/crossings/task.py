@@ -44,7 +44,8 @@ class Model(nn.Module):
         super().__init__()
         self.used = case.used
         self.middle = {"none": nn.Identity, "centre": Centre}.get(case.buffers, partial(nn.BatchNorm1d, WIDTH))()
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        experts = 3 if case.used == "branches" else 2
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(experts))
         # One weight in two places, and a class that a buffer rules out: both are easily lost on the way to a device.
         self.stem, self.again = (nn.Linear(INPUTS, WIDTH, bias=False) for _ in range(2))
         self.again.weight = self.stem.weight
@@ -57,8 +58,8 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.middle(self.stem(x)))
-        for place in self.places(x):
-            hidden = hidden + torch.tanh(self.experts[place](hidden))
+        # Side by side, so that their gradients are computed alike.
+        hidden = hidden + sum(torch.tanh(self.experts[place](hidden)) for place in self.places(x))
         hidden = hidden + torch.tanh(self.again(torch.tanh(x)))
         output: Tensor = self.head(hidden) + self.mask
         return output
@@ -66,7 +67,7 @@ class Model(nn.Module):
     def places(self, x: Tensor) -> tuple[int, ...]:
         """Returns which experts a pass uses."""
         if self.used == "branches":
-            return (self.turn,)
+            return ((0, 1), (0, 2), (1, 2))[self.turn]
         if self.used == "idle":
             return (0, 1) if self.turn else (0,)
         if self.used == "data" and self.training:
@@ -99,7 +100,7 @@ class Changing(Hooks):
 
     def step_begins(self, batch: Any, step: int) -> None:
         case, model, late, self.step = self.case, self.model, step >= LATE, step
-        model.turn = step % 2 if case.used == "branches" else int(step >= LATE + 2)
+        model.turn = step % 3 if case.used == "branches" else int(step >= LATE + 2)
         if case.used in ("late", "frozen", "idle"):
             model.experts[1].requires_grad_(late == (case.used != "frozen"))
         if case.buffers == "latenorm" and late:

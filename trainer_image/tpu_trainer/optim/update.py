@@ -109,6 +109,7 @@ class Update:
         self._backend = backend
         has_numbers = backend.device.type == "xla" and not isinstance(optimizer, TracedOptimizer)
         self._numbers: AbstractContextManager[Any] = ScalarsAsData() if has_numbers else nullcontext()
+        self._owners = 0
 
     def begins(self) -> None:
         """Called before the step's first forward pass."""
@@ -124,6 +125,9 @@ class Update:
                 clip(parameters, self._norm(parameters, sums), self._clip_norm)
             with self._numbers:
                 self._optimizer.step()
+            if self._backend.device.type == "xla" and len(self._optimizer.state) != self._owners:
+                self._owners = len(self._optimizer.state)
+                _put_in_order(self._optimizer)
         if self._average is not None:
             self._average.update()
 
@@ -361,6 +365,23 @@ def count_on_device(optimizer: Optimizer, device: torch.device) -> None:
     for options in (optimizer.defaults, *optimizer.param_groups):
         if "capturable" in options:
             options["capturable"] = True
+
+
+@torch.no_grad()
+def _put_in_order(optimizer: Optimizer) -> None:
+    """Replaces the state's tensors by copies, which are made in the order of the parameters.
+
+    torch_xla 2.9 takes two programs for one if they differ only in which of two tensors of one shape they read where. A
+    program returns tensors in the order in which they were made. Experts of one shape that take turns would get each
+    other's state if it had another order than they, such as that in which each was trained first.
+    """
+    from tpu_trainer.gang.backends.program import number_of
+
+    owners = [owner for owner in optimizer.state if isinstance(owner, Tensor) and owner.device.type == "xla"]
+    for owner in sorted(owners, key=number_of):
+        state = optimizer.state[owner]
+        here = {key: each for key, each in state.items() if isinstance(each, Tensor) and each.device.type == "xla"}
+        state.update({key: each.clone() for key, each in here.items()})
 
 
 def _copies(tensors: Mapping[Place, Tensor]) -> dict[Place, Tensor]:
