@@ -35,7 +35,7 @@ def victim(cluster: Cluster, quick_start: dict[str, str], alone: None) -> str:
 
 @contextmanager
 def hung(cluster: Cluster, storage: ObjectStorage, node: str, **spec: Any) -> Iterator[Training]:
-    """A job that has hung and has saved in its second attempt, all of it on one node; now it may use any node."""
+    """A job that has hung, and has started again and saved, all of it on one node; now it may use any node."""
     others = [other for other in cluster.nodes if other != node]
     env = {"TPU_TRAINER_HANG_SECONDS": str(HANG_SECONDS), LAST_PACED: "2"}
     cluster.kubectl("cordon", *others)
@@ -47,6 +47,7 @@ def hung(cluster: Cluster, storage: ObjectStorage, node: str, **spec: Any) -> It
             training.wait_attempt(2)
             cluster.kubectl("uncordon", *others)
             training.wait_checkpoint(after=saved)
+            training.wait_start_told(2)
             yield training
     finally:
         cluster.kubectl("uncordon", *others)

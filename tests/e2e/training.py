@@ -124,6 +124,19 @@ class Training(Space):
             what="steps are reported",
         )
 
+    def wait_start_told(self, attempt: int) -> None:
+        """Waits until the status says where all the time of the attempt's start went."""
+        self.chronicle.wait(
+            lambda told: (
+                any(
+                    start["attempt"] == attempt and "totalSeconds" in start for start in told.status().get("starts", [])
+                )
+                or None
+            ),
+            timeout=START_SECONDS,
+            what=f"the start of attempt {attempt} is told",
+        )
+
     def wait_ended(self) -> Object:
         """Waits for its end; returns its last status."""
         return self.chronicle.wait(
