@@ -153,11 +153,11 @@ class FaultyProxy:
 
     async def _stop(self) -> None:
         await self._runner.cleanup()
-        await self._session.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        await self._session.close()
 
     async def _arm(self, armed: list[_Armed]) -> None:
         self._armed += armed
@@ -232,6 +232,9 @@ class FaultyProxy:
                 await asyncio.wait({watch.relay})
             finally:
                 self._watches.discard(watch)
+                # Closed, it would wait for the API server to say goodbye, for longer than this loop may run.
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()
             if watch.is_silent:
                 # It does not even end.
                 await asyncio.Event().wait()
