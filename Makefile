@@ -30,8 +30,8 @@ LONG := planner/test_machine.py planner/test_crashes.py planner/test_any_job.py 
 snapshots: .setup
 	.venv/bin/python -m pytest $(LANES) -q --snapshot-update $(TESTS)
 
-# Four lanes: two wait for their clusters while the others compute.
-LANES := -n 4 --dist loadscope --no-loadscope-reorder
+# Three lanes: two wait for their clusters while the third computes.
+LANES := -n 3 --dist loadscope --no-loadscope-reorder
 
 # The tests with random faults and jobs, which all read SOAK, with many more seeds and rounds. Takes hours.
 soak: .setup
