@@ -114,7 +114,7 @@ def line_of(mark: str) -> str:
 
 
 def test_a_batch_of_any_size_is_traced_with_a_few_examples(tmp_path: Path) -> None:
-    """What the search for the largest batch does: the dataset has a thousand examples, as the recipe says, and the step
+    """The search for the largest batch does this: the dataset has a thousand examples, as the recipe says, and the step
     needs 65 thousand."""
     size = 1 << 14
     spec = case("few", batch={"global": 4 * size, "perReplica": size}, datasetSize=1000)

@@ -26,7 +26,7 @@ LADDER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Ascent:
-    """What became of a job. `pods`: at its end, name and phase. `losses`: of the job itself; none if it has failed."""
+    """Says what became of a job. `pods`: at its end, name and phase. `losses`: of the job itself, if it succeeded."""
 
     status: Object
     told: Chronicle

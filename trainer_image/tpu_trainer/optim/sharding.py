@@ -138,6 +138,7 @@ class OptimizerSharding:
             if part.local in optimizer.state:
                 optimizer.state[part.full] = optimizer.state.pop(part.local)
                 _check_state(optimizer, part)
+        # The mark is alive until the first parts are joined.
         parts, _mark = iter(self._parts), self._mark_of_order()
         for tensors in in_groups([part.local.detach() for part in self._parts], GROUP_BYTES // self._backend.world):
             for joined in self._backend.join(tensors):
