@@ -74,8 +74,8 @@ class ProcessRecord:
         except OSError:
             return False
         command = tuple(os.fsdecode(word) for word in raw.split(b"\0")[:-1])
-        # Between fork and exec the command line begins with the launcher.
-        return command[-len(self.argv) :] == self.argv
+        # Between fork and exec the command line begins with the launcher; while exec replaces the program it is empty.
+        return not command or command[-len(self.argv) :] == self.argv
 
     def kill(self) -> None:
         """SIGKILL to exactly this process, if it still runs; returns when it has ended."""
