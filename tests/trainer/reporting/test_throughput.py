@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer import tasks
 from tests.trainer.gang_processes import Launcher, run_spec
+from tests.trainer.whole_runs import run
 from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.reporting.throughput import NOISE_STEPS, TERAFLOPS, FlopCounter, NoiseMeter, Utilisation, mfu
 
@@ -56,6 +59,24 @@ def test_only_the_first_step_of_a_tpu_run_is_counted_and_all_processes_add_up() 
             torch.ones(1000, 1000) @ torch.ones(1000, 1000)
     assert utilisation.of(0.5) == pytest.approx(2e9 / (197e12 * 0.5))
     assert utilisation.of(None) is None
+
+
+def test_of_replicas_in_one_process_only_the_reporter_counts() -> None:
+    """Two that count at once may meet an operation first together, which PyTorch 2.9 asserts to be impossible."""
+
+    class Modes(tasks.Network):
+        """Notes how many dispatch modes each of its passes runs under."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(torch._C._len_torch_dispatch_stack())
+            return super().forward(x)
+
+    ran = run(lambda hp, _: replace(tasks.small(hp), model=Modes()), 2, backend="xla", hardware="TPU", trainSteps=3)
+    assert [model.seen for model in ran.models] == [[1, 0, 0], [0, 0, 0]]
 
 
 def test_on_cpu_nothing_is_counted() -> None:

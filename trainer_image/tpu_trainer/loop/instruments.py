@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -143,7 +143,10 @@ class Instruments:
     @contextmanager
     def passes(self) -> Iterator[None]:
         """Watches a step's forward and backward passes, which are the block."""
-        with self.logbook.passes(), self.utilisation.counting():
+        # Only where it is reported. On v2, v3 and tpu7x two replicas are threads of one process: if both meet an
+        # operation first in a dispatch mode, an assertion of PyTorch 2.9 may fail (c10/core/PyHandleCache.h).
+        counting = self.utilisation.counting() if self.outputs.is_reporter else nullcontext()
+        with self.logbook.passes(), counting:
             yield
 
     @contextmanager
