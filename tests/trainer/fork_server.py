@@ -52,6 +52,13 @@ LIGHTNING = (*TORCH, "pytorch_lightning", "torch_xla", "gcsfs")
 XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics", "tpu_trainer.gang.backends.xla")
 """What it imports on the other backends."""
 
+FRAMEWORKS = (
+    *(*XLA, "gcsfs", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "accelerate"),
+    *("transformers.models.vit.modeling_vit", "sklearn.datasets", "torchmetrics.classification"),
+    *("tpu_training_operator.cli.run.run", "tpu_training_operator.local.run"),
+)
+"""What training scripts and `tpujob run` import. Not Lightning, which looks at a process's rank when it is imported."""
+
 FORKS_REPLICAS = "TEST_FORKS_REPLICAS"
 """Set for a forked host: modules of the tests that start its replicas fork them."""
 

@@ -44,6 +44,12 @@ ON_XLAS_CPU = {
     ),
 }
 
+ACCELERATE_ENV = {"USE_TORCH_XLA": "0", "ACCELERATE_USE_CPU": "true"}
+"""Accelerate and transformers would train on torch_xla, each process alone, where that is installed."""
+
+FRAMEWORKS_ENV = {**ACCELERATE_ENV, **ON_XLAS_CPU, "CUDA_VISIBLE_DEVICES": ""}
+"""All scripts have the same variables, so that they are forked from one process (`fork_server.FRAMEWORKS`)."""
+
 ON_INDUCTOR = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     # Its test of the CPU's vector units takes every process a compilation and a start of Python.
