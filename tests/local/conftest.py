@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.runs import Runs
+from tests.trainer.gang_processes import Launcher
 
 
 @pytest.fixture
@@ -13,3 +14,10 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     started = Runs(tmp_path)
     yield started
     started.reap()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.reap()

@@ -1,14 +1,14 @@
 """The slice check on this machine: all of it by `tpujob check-slice --here`, and its fast half before a training."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.contract.jobs import job_body
-from tests.local.runs import TPUJOB, Runs
+from tests.local.runs import Runs
+from tests.trainer.fork_server import FRAMEWORKS
+from tests.trainer.gang_processes import ON_XLAS_CPU, Launcher
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKED = {"runPolicy.sliceCheck": "Check", "trainer.backend": "Torch"}
@@ -20,13 +20,15 @@ BY_SECTION = {
 }
 
 
-def test_this_machine_is_fit_and_every_section_was_tried(tmp_path: Path) -> None:
+def test_this_machine_is_fit_and_every_section_was_tried(launcher: Launcher, tmp_path: Path) -> None:
     """And nothing is left in the folder for temporary files."""
-    command = [TPUJOB, "check-slice", "v5litepod-8", "--here", "--set=trainer.backend=Torch", "-o", "json"]
-    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not [*tmp_path.iterdir()]
-    table = json.loads(done.stdout)
+    place = tmp_path / "temporary"
+    place.mkdir()
+    arguments = ["check-slice", "v5litepod-8", "--here", "--set=trainer.backend=Torch", "-o", "json"]
+    env = {**ON_XLAS_CPU, "TEST_ARGUMENTS": json.dumps(arguments), "TMPDIR": str(place)}
+    said = launcher.run_alone("tests.local.forked_job", FRAMEWORKS, **env)
+    assert not [*place.iterdir()]
+    table = json.loads(said[said.index("{") :])
     assert (table["fit"], table["acceleratorType"]) == (True, "v5litepod-8")
     good = {(line["section"], line["name"]) for line in table["lines"] if line["verdict"] == "Ok"}
     assert {(section, name) for section, names in BY_SECTION.items() for name in names} <= good
@@ -48,7 +50,7 @@ def test_a_training_begins_once_its_slice_has_passed(runs: Runs, tmp_path: Path)
 def test_a_loop_of_the_users_own_follows_the_check_and_ends_as_it_would_without(runs: Runs, code: int) -> None:
     # A restart would check the slice again.
     once = {"runPolicy.restart.limits": [{"class": "Unknown", "max": 0}]}
-    run = runs.start(f'print("my own words"); sys.exit({code})', CHECKED | once, hosts=1 if code else 2)
+    run = runs.start(f'print("my own words"); sys.exit({code})', CHECKED | once)
     assert run.wait() == bool(code), run.stderr
     result = run.result()
     if code:

@@ -34,6 +34,7 @@ READ_LATER = (
     *("CPU_NUM_DEVICES", "PJRT_CPU_ASYNC_CLIENT", "XLA_THREAD_POOL_SIZE", "LIBTPU_INIT_ARGS"),
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_"),
     *("PYTEST_", "TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS", "TORCHINDUCTOR_CACHE_DIR"),
+    *("CUDA_VISIBLE_DEVICES", "TMPDIR"),
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
@@ -46,18 +47,16 @@ TORCH = (
 COMPILER = (*TORCH, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch.utils.cpp_extension")
 """What it imports besides for trainer.torch.execution: Compile."""
 
-LIGHTNING = (*TORCH, "pytorch_lightning", "torch_xla", "gcsfs")
-"""What it imports besides for a LightningModule. Lightning's Trainer looks at the last two when it is made."""
-
 XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics", "tpu_trainer.gang.backends.xla")
 """What it imports on the other backends."""
 
 FRAMEWORKS = (
-    *(*XLA, "gcsfs", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "accelerate"),
-    *("transformers.models.vit.modeling_vit", "sklearn.datasets", "torchmetrics.classification"),
+    *(*XLA, "gcsfs", "pytorch_lightning", "torchmetrics.classification", "transformers.trainer", "accelerate"),
+    *("transformers.models.gpt2.modeling_gpt2", "transformers.models.vit.modeling_vit", "sklearn.datasets"),
     *("tpu_training_operator.cli.run.run", "tpu_training_operator.local.run"),
 )
-"""What training scripts and `tpujob run` import. Not Lightning, which looks at a process's rank when it is imported."""
+"""What a LightningModule, a training script and `tpujob run` import. Lightning's Trainer looks at torch_xla and gcsfs
+when it is made."""
 
 FORKS_REPLICAS = "TEST_FORKS_REPLICAS"
 """Set for a forked host: modules of the tests that start its replicas fork them."""

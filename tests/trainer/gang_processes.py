@@ -44,11 +44,8 @@ ON_XLAS_CPU = {
     ),
 }
 
-ACCELERATE_ENV = {"USE_TORCH_XLA": "0", "ACCELERATE_USE_CPU": "true"}
+ACCELERATE_ON_CPU = {"USE_TORCH_XLA": "0", "ACCELERATE_USE_CPU": "true"}
 """Accelerate and transformers would train on torch_xla, each process alone, where that is installed."""
-
-FRAMEWORKS_ENV = {**ACCELERATE_ENV, **ON_XLAS_CPU, "CUDA_VISIBLE_DEVICES": ""}
-"""All scripts have the same variables, so that they are forked from one process (`fork_server.FRAMEWORKS`)."""
 
 ON_INDUCTOR = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -219,7 +216,7 @@ class Launcher:
                 "TPUJOB_NUM_HOSTS": str(hosts),
                 "TPUJOB_HOST_INDEX": str(index),
                 "TPUJOB_TERMINATION_LOG": str(log),
-                **(ON_XLAS_CPU if spec["backend"].startswith("xla") else {}),
+                **(ON_XLAS_CPU if "torch_xla" in packages else {}),
                 **({} if "entrypoint" in spec or not ranked else _rank(index, hosts)),
                 **({"TPUJOB_REPORT_DIRECTORY": str(gang.reports)} if index == 0 else {}),
                 **({} if real else {fork_server.FORKS_REPLICAS: "1"}),
@@ -260,6 +257,7 @@ class Launcher:
             **storage,
             "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
             "OMP_NUM_THREADS": "1",
+            **ACCELERATE_ON_CPU,
             # No test has a TPU, and to import TorchTPU takes ten seconds. On a CPU the trainer sets this itself.
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }

@@ -1,14 +1,14 @@
-"""Writes checkpoints into the directory argv[1] as fast as it can, and says each that is whole, until it is killed."""
+"""Writes checkpoints into TEST_STORE as fast as it can, and says each that is whole, until it is killed."""
 
 from __future__ import annotations
 
-import sys
+import os
 
 from tests.trainer.checkpoint.runs import author, commit
 from tpu_trainer.storage import open_store
 
 if __name__ == "__main__":
-    store = open_store(sys.argv[1])
+    store = open_store(os.environ["TEST_STORE"])
     step = 0
     while True:
         step += 1

@@ -54,8 +54,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", ["torch", "xla"])
 def test_a_lightning_module_on_two_hosts_trains_and_validates_as_by_hand(launcher: Launcher, backend: str) -> None:
-    packages = fork_server.LIGHTNING if backend == "torch" else fork_server.XLA
-    gang = launcher.start(spec(backend=backend, hosts=2), packages=packages)
+    gang = launcher.start(spec(backend=backend, hosts=2), packages=fork_server.FRAMEWORKS)
     assert gang.wait() == [0, 0], gang.output()
     losses, metrics = by_hand()
     assert gang.losses() == pytest.approx(losses, abs=CLOSE)
@@ -83,7 +82,7 @@ def test_hooks_are_called_in_lightnings_order_at_lightnings_places(launcher: Lau
     recorded = tmp_path / "calls.json"
     gang = launcher.start(
         spec(replicas=1, batch=batch) | {"entrypoint": "tests.trainer.lightning_tasks:Recorder"},
-        packages=fork_server.LIGHTNING,
+        packages=fork_server.FRAMEWORKS,
         HOOK_CALLS=str(recorded),
     )
     assert gang.wait() == [0], gang.output()
@@ -104,11 +103,11 @@ def test_hooks_are_called_in_lightnings_order_at_lightnings_places(launcher: Lau
 def test_a_lightning_module_continues_exactly_with_its_scheduler_and_epoch(launcher: Launcher, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     checkpoint = {"uri": str(checkpoints), "everySteps": 4, "keep": 9}
-    whole = launcher.start(spec(backend="torch", checkpoint=checkpoint), packages=fork_server.LIGHTNING)
+    whole = launcher.start(spec(backend="torch", checkpoint=checkpoint), packages=fork_server.FRAMEWORKS)
     assert whole.wait() == [0], whole.output()
     (last,) = checkpoints.glob("step-00000006-*")
     shutil.rmtree(last)
-    rest = launcher.start(spec(backend="torch", checkpoint=checkpoint), packages=fork_server.LIGHTNING)
+    rest = launcher.start(spec(backend="torch", checkpoint=checkpoint), packages=fork_server.FRAMEWORKS)
     assert rest.wait() == [0], rest.output()
     assert rest.losses() == whole.losses()[4:]
     metrics, expected = rest.hosts[0].message()["metrics"], whole.hosts[0].message()["metrics"]

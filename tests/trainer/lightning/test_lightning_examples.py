@@ -27,7 +27,7 @@ def test_a_gang_of_any_size_ends_with_the_weights_of_lightning_alone(
     gang = launcher.start(
         run_spec(hosts=replicas, replicas=replicas),
         "tests.trainer.lightning_gang",
-        packages=fork_server.LIGHTNING,
+        packages=fork_server.FRAMEWORKS,
         **{FOLDER: str(tmp_path), PORTS: ports},
     )
     expected = {name: alone(name) for name in EXAMPLES}

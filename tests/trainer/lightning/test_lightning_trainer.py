@@ -291,7 +291,7 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
         job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": attempt}
         checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
         document = spec("Essentials", hosts=2, replicas=2, job=job, checkpoint=checkpoint)
-        gang = launcher.start(document, packages=fork_server.LIGHTNING, TEST_STOP=stop)
+        gang = launcher.start(document, packages=fork_server.FRAMEWORKS, TEST_STOP=stop)
         expected = ExitCode.Preempted if attempt == 1 else ExitCode.Succeeded
         # Replicas with different weights would have ended as Diverged.
         assert gang.wait() == [expected] * 2, gang.output()
@@ -305,7 +305,7 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
 def test_what_a_callback_averages_is_validated_as_it_is_saved(hosts: int, launcher: Launcher, tmp_path: Path) -> None:
     checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
     document = spec("Averages", hosts=hosts, replicas=hosts, backend="xla", evaluateEverySteps=5, checkpoint=checkpoint)
-    gang = launcher.start(document, packages=fork_server.LIGHTNING)
+    gang = launcher.start(document, packages=fork_server.FRAMEWORKS)
     assert gang.wait() == [ExitCode.Succeeded] * hosts, gang.output()
     module = lightning_zoo.Averages(0.1)
     (file,) = (tmp_path / "kept").glob("step-00000010-*/model.safetensors")
@@ -323,7 +323,7 @@ def test_what_a_callback_averages_is_validated_as_it_is_saved(hosts: int, launch
 @pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])
 def test_a_number_of_one_processs_outputs_is_a_warning_once(name: str, launcher: Launcher) -> None:
     gang = launcher.start(
-        spec(name, hosts=2, replicas=2, evaluateEverySteps=3, trainSteps=6), packages=fork_server.LIGHTNING
+        spec(name, hosts=2, replicas=2, evaluateEverySteps=3, trainSteps=6), packages=fork_server.FRAMEWORKS
     )
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
     warnings = (text for texts in gang.warnings().values() for text in texts)
@@ -437,7 +437,7 @@ def test_parts_of_lightnings_two_packages_are_told_apart(snapshot: SnapshotAsser
 
 
 def test_a_step_that_returns_none_ends_a_run_of_several_processes(launcher: Launcher) -> None:
-    gang = launcher.start(spec("Skips", hosts=2, replicas=2), packages=fork_server.LIGHTNING)
+    gang = launcher.start(spec("Skips", hosts=2, replicas=2), packages=fork_server.FRAMEWORKS)
     assert ExitCode.UserError in gang.wait()
     assert "training_step returns None; return the loss in every step" in gang.output()
 

@@ -322,7 +322,7 @@ def test_under_lightnings_trainer_the_buffers_are_rank_0s_too(launcher: Launcher
     runs: list[tuple[str, dict[str, Any]]] = [("centred", {}), ("Centred", {"evaluateEverySteps": 3})]
     gangs = [
         launcher.start(
-            run_spec(**every, entrypoint=f"tests.trainer.lightning_zoo:{name}", **more), packages=fork_server.LIGHTNING
+            run_spec(**every, entrypoint=f"tests.trainer.lightning_zoo:{name}", **more), packages=fork_server.FRAMEWORKS
         )
         for name, more in runs
     ]

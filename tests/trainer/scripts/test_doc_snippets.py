@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.trainer import whole_runs
-from tests.trainer.gang_processes import ACCELERATE_ENV
+from tests.trainer.gang_processes import ACCELERATE_ON_CPU
 from tpu_contract.protocol import ExitCode
 from tpu_trainer.checkpoint.snapshot import weight_files
 from tpu_trainer.task.task import Hyperparameters, Task
@@ -105,4 +105,5 @@ def test_one_that_no_checkpoint_can_keep_is_known_before_the_first_step(tmp_path
 
 def test_the_settings_of_frameworks_on_a_cpu_are_those_that_these_tests_have() -> None:
     page = (DOCS / "command.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r'- \{name: (\w+), value: "(\w+)"\}', page.partition("## Accelerate")[2])) == ACCELERATE_ENV
+    settings = re.findall(r'- \{name: (\w+), value: "(\w+)"\}', page.partition("## Accelerate")[2])
+    assert dict(settings) == ACCELERATE_ON_CPU

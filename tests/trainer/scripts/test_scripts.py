@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.processes import wait_until
 from tests.trainer.fork_server import FRAMEWORKS
-from tests.trainer.gang_processes import DEADLINE, FRAMEWORKS_ENV, Gang, Launcher, run_spec
+from tests.trainer.gang_processes import DEADLINE, Gang, Launcher, run_spec
 from tests.trainer.in_process import run
 
 SCRIPTS = "tests.trainer.scripts"
@@ -57,7 +57,7 @@ def test_a_well_known_script_learns_as_a_task(
 def test_the_own_loop_of_the_examples_stops_on_all_hosts_after_the_same_step_and_continues(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    place = {**FRAMEWORKS_ENV, "TPUJOB_CHECKPOINT_URI": str(tmp_path)}
+    place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
     gang = launcher.start(own_loop(trainSteps=10**6), "examples.own_loop", packages=FRAMEWORKS, **place)
     gang.hosts[0].wait_for("step 100:")
     gang.hosts[1].process.send_signal(signal.SIGTERM)
@@ -77,7 +77,7 @@ def test_the_own_loop_of_the_examples_stops_on_all_hosts_after_the_same_step_and
 def test_a_framework_with_the_callback_stops_and_continues_from_its_own_checkpoint(
     script: str, metric: str, launcher: Launcher, tmp_path: Path
 ) -> None:
-    settings = {**FRAMEWORKS_ENV, "SCRIPT_FOLDER": str(tmp_path), "MAX_STEPS": str(10**6)}
+    settings = {"SCRIPT_FOLDER": str(tmp_path), "MAX_STEPS": str(10**6)}
     gang = launcher.start(own_loop(), f"{SCRIPTS}.{script}", packages=FRAMEWORKS, **settings)
     wait_until(lambda: has_trained(gang), timeout=DEADLINE, what="a history")
     gang.hosts[1].process.send_signal(signal.SIGTERM)
@@ -93,7 +93,7 @@ def test_a_framework_with_the_callback_stops_and_continues_from_its_own_checkpoi
 
 
 def test_accelerates_loop_trains_as_one_gang(launcher: Launcher) -> None:
-    gang = launcher.start(own_loop(), f"{SCRIPTS}.hf_accelerate", packages=FRAMEWORKS, **FRAMEWORKS_ENV)
+    gang = launcher.start(own_loop(), f"{SCRIPTS}.hf_accelerate", packages=FRAMEWORKS)
     assert gang.wait() == [0, 0], gang.output()
     assert "processes 2" in gang.output()
     assert step_of(gang) == 16
@@ -101,9 +101,7 @@ def test_accelerates_loop_trains_as_one_gang(launcher: Launcher) -> None:
 
 
 def test_torch_xlas_own_loop_reports_on_one_host(launcher: Launcher) -> None:
-    gang = launcher.start(
-        own_loop(hosts=1, backend="xla"), f"{SCRIPTS}.xla_mnist", packages=FRAMEWORKS, **FRAMEWORKS_ENV
-    )
+    gang = launcher.start(own_loop(hosts=1, backend="xla"), f"{SCRIPTS}.xla_mnist", packages=FRAMEWORKS)
     assert gang.wait() == [0], gang.output()
     assert step_of(gang) == 24
     assert len(gang.losses()) == 24
@@ -114,7 +112,7 @@ def test_the_own_loop_on_chips_stops_when_the_process_that_launched_it_is_told_t
 ) -> None:
     def start(steps: int, module: str) -> Gang:
         spec = own_loop(hosts=1, backend="xla", trainSteps=steps)
-        place = {**FRAMEWORKS_ENV, "TPUJOB_CHECKPOINT_URI": str(tmp_path)}
+        place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
         return launcher.start(spec, module, ranked=False, packages=FRAMEWORKS, **place)
 
     # As in a pod: torch_xla.launch starts the processes of the chips, which import the example again.
