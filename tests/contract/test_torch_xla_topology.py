@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from torch_xla._internal import tpu
 
 from tests.contract.device_plugin import device_plugin, injected, node_of
 from tests.contract.pods import worker_environments
@@ -45,6 +44,9 @@ def _own_environment() -> Iterator[None]:
 
 def process_env(env: Mapping[str, str], local_rank: int, processes: int) -> dict[str, str]:
     """What torch_xla derives from the host's variables for one of its processes."""
+    # Here, so that a lane that runs other tests does not import torch_xla.
+    from torch_xla._internal import tpu
+
     os.environ.clear()
     os.environ.update(env)
     tpu.configure_topology(local_rank, processes)
