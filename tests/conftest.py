@@ -146,6 +146,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     # Nor will it be garbage later, when every search would go through millions of objects of torch and of pytest.
     gc.freeze()
+    # What tests make is less than what they throw away at once, so that a search finds little.
+    gc.set_threshold(20_000)
     gc.enable()
 
 
