@@ -5,6 +5,8 @@ What a signal, an exit code or another host does needs `gang`.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +19,12 @@ from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.stop import SharedStop
+from tpu_trainer.reporting import reporter
 from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.worker import replica
+
+_version = functools.cache(importlib.metadata.version)
+"""Reads the version of a package once: that of all a report names takes as long as many a training."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def run(document: dict[str, Any], directory: Path, report: Path | None = None) -
     torch.set_num_threads(1)
     spec = parse_run_spec(document)
     log = ProgressLog(spec.last_step, silent=False)
-    with mock.patch.object(replica, "ProgressLog", return_value=log):
+    with mock.patch.object(replica, "ProgressLog", return_value=log), mock.patch.object(reporter, "version", _version):
         outcome = replica.run_replica(spec, environment, SharedStop(directory / "stop"), _hung)
     return Run(outcome, recorded(Path(document.get("report", {}).get("uri") or report)), [*log.warnings])
 

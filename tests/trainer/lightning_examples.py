@@ -26,8 +26,8 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 from tpu_trainer import LightningRun
 from tpu_trainer.data.order import permutation
 
-BATCH, SEED, EPOCHS = 16, 3, 2
-SIZE, HELD_OUT, WIDTH, CLASSES = 64, 11, 8, 3
+BATCH, SEED, EPOCHS = 12, 3, 2
+SIZE, HELD_OUT, WIDTH, CLASSES = 48, 11, 8, 3
 """Four steps are an epoch; no number of processes divides the held-out set."""
 
 

@@ -24,7 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from tests.trainer.gang_processes import ROOT, run_spec
+from tests.trainer import fork_server
+from tests.trainer.gang_processes import ON_XLAS_CPU, ROOT, Launcher, run_spec
 from tests.trainer.progress_service import progress_service
 from tests.trainer.recorded import recorded
 from tpu_contract.protocol import ExitCode
@@ -264,21 +265,11 @@ def test_hosts_that_train_apart_get_a_warning(
     assert [text.partition(",")[0] for text in warnings(job)] == ([] if warning is None else [warning])
 
 
-_COUNTS = """
-import torch, torch_xla, torch_xla.runtime
-from tpu_trainer.callbacks.stop import count_xla_devices
-idle = count_xla_devices()
-torch_xla.runtime.use_spmd()
-torch.ones(4, device=torch_xla.device()).sum().item()
-print(idle, count_xla_devices())
-"""
-
-
-def test_one_program_over_all_devices_joins_all_of_them() -> None:
+def test_one_program_over_all_devices_joins_all_of_them(launcher: Launcher) -> None:
     """With SPMD torch_xla counts a process as one."""
-    environ = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
-    ended = subprocess.run([sys.executable, "-c", _COUNTS], env=environ, capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == ["0", "4"], ended.stderr
+    environ = {**ON_XLAS_CPU, "CPU_NUM_DEVICES": "4"}
+    said = launcher.run_alone("tests.trainer.spmd_devices", fork_server.XLA, **environ)
+    assert said.splitlines()[-1] == "0 4"
 
 
 @pytest.mark.parametrize("release", [{}, {"_XLAC": SimpleNamespace()}])
