@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from examples import own_loop
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
@@ -327,6 +326,9 @@ def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: P
 
 
 def test_the_loop_of_the_examples_continues_from_its_checkpoint(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Here, so that a lane that runs other tests does not import sklearn.
+    from examples import own_loop
+
     monkeypatch.delenv("RANK", raising=False)
 
     def train(steps: int, folder: str) -> dict[str, Any]:
@@ -347,6 +349,8 @@ def test_the_loop_of_the_examples_continues_from_its_checkpoint(job: Path, monke
 def test_the_loop_of_the_examples_trains_outside_of_a_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from examples import own_loop
+
     for name in ("RANK", "TPUJOB_RUN_SPEC", "TPUJOB_CHECKPOINT_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(own_loop.LAPTOP, "trainSteps", 100)

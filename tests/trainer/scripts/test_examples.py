@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from examples import bucket, causal_lm, lightning_digits
-from examples.digits import split
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
@@ -50,6 +48,9 @@ def test_the_lightning_digits_reach_93_percent_and_leave_their_weights(tmp_path:
         parameters={"hidden": "128"},
     )
     assert run.outcome.metrics["val_accuracy"] >= 0.93
+    # Here, as in other tests, so that a lane that runs none of these imports no framework.
+    from examples import lightning_digits
+
     module, data = lightning_digits.task(learning_rate=0.2, weight_decay=0.0, hidden=128)
     module.load_state_dict(load_file(tmp_path / "reports" / "model.safetensors"))
     data.setup("validate")
@@ -73,6 +74,9 @@ def test_the_language_model_learns_which_bytes_follow_which(tmp_path: Path) -> N
 
 
 def test_the_digits_of_a_bucket_are_those_of_the_package_and_are_learnt_from_their_files(tmp_path: Path) -> None:
+    from examples import bucket
+    from examples.digits import split
+
     folder = tmp_path / "digits"
     bucket.write(str(folder))
     run = trained(
@@ -98,6 +102,8 @@ def as_bytes(example: tuple[Tensor, Tensor]) -> bytes:
 
 def frequencies_alone() -> float:
     """The loss, in nats, of a model that knows how often each byte occurs and nothing else."""
+    from examples import causal_lm
+
     counts = np.bincount(np.load(causal_lm.TOKENS))
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
