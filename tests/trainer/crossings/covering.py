@@ -1,12 +1,13 @@
 """Covering arrays: few rows of values in which every pair of values occurs, or every triple.
 
 Greedy: each row begins with a tuple that no row has yet and takes, feature by feature, the value that brings the most
-further ones. Then values that no tuple needs in their row change at random, but never to dearer ones: one change makes
-room for another. The same input always gives the same rows.
+further ones. Then values that no tuple needs in their row change at random, to dearer ones ever less often: one change
+makes room for another, and a row that no tuple needs any more goes. The same input always gives the same rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
@@ -19,8 +20,8 @@ Pairs = frozenset[tuple[str, str]]
 CANDIDATES = 12
 """Orders of the features in which a row is tried; the best row is taken."""
 
-CHANGES = 350
-"""How many changes are tried at last, for each row."""
+WARM = 3.0
+"""A change that costs so much more is made by one in three at first."""
 
 
 def covering(
@@ -28,11 +29,13 @@ def covering(
     forbidden: Sequence[Row],
     strength: int = 2,
     begin: Sequence[Row] = (),
-    cost: Callable[[Row], float] = lambda row: 0.0,
+    cost: Callable[[Row], float] = lambda row: 1.0,
+    changes: int = 350,
 ) -> list[dict[str, str]]:
     """Returns rows without a forbidden combination in which every allowed tuple of `strength` values occurs.
 
-    `begin`: parts of rows that the array begins with. `cost`: what a row costs.
+    `begin`: parts of rows, each of which is in a row, too. `cost`: what a row costs. `changes`: how many are tried at
+    last, for each row.
     """
     random = Random(0)
     rows: list[dict[str, str]] = []
@@ -45,7 +48,7 @@ def covering(
         for each in tuples(best, strength):
             left.pop(each, None)
         rows.append({name: best[name] for name in features})
-    _cheapen(rows, features, forbidden, strength, begin, cost, random)
+    _cheapen(rows, features, forbidden, strength, begin, cost, changes, random)
     return rows
 
 
@@ -70,30 +73,40 @@ def fits(row: Row, forbidden: Sequence[Row]) -> bool:
 
 
 def _cheapen(
-    rows: Sequence[dict[str, str]],
+    rows: list[dict[str, str]],
     features: Mapping[str, Sequence[str]],
     forbidden: Sequence[Row],
     strength: int,
     begin: Sequence[Row],
     cost: Callable[[Row], float],
+    changes: int,
     random: Random,
 ) -> None:
-    """Changes values at random wherever other rows have all that is lost and the row gets no dearer."""
+    """Changes values, and drops rows, wherever other rows have all that is lost."""
 
     def with_value(row: Row, name: str) -> Iterator[Pairs]:
         others = [pair for pair in row.items() if pair[0] != name]
         yield from (frozenset(((name, row[name]), *each)) for each in combinations(others, strength - 1))
         yield from (frozenset(part.items()) for part in begin if name in part and part.items() <= row.items())
 
-    found = Counter(each for row in rows for each in tuples(row, strength))
-    found.update(frozenset(part.items()) for row in rows for part in begin if part.items() <= row.items())
-    names = list(features)
-    for _ in range(CHANGES * len(rows)):
+    def with_row(row: Row) -> Iterator[Pairs]:
+        yield from tuples(row, strength)
+        yield from (frozenset(part.items()) for part in begin if part.items() <= row.items())
+
+    found = Counter(each for row in rows for each in with_row(row))
+    names, tries = list(features), changes * len(rows)
+    for number in range(tries):
         row, name = random.choice(rows), random.choice(names)
         changed = {**row, name: random.choice(features[name])}
-        if changed == row or cost(changed) > cost(row):
+        if changed == row or any(found[each] == 1 for each in with_value(row, name)):
             continue
-        if all(found[each] > 1 for each in with_value(row, name)) and fits(changed, forbidden):
+        if all(found[each] > 1 for each in with_row(row)):
+            found.subtract(with_row(row))
+            rows.remove(row)
+            continue
+        dearer = cost(changed) - cost(row)
+        warmth = WARM * (1 - number / tries)
+        if fits(changed, forbidden) and (dearer <= 0 or random.random() < math.exp(-dearer / warmth)):
             found.subtract(with_value(row, name))
             found.update(with_value(changed, name))
             row.update(changed)
