@@ -39,12 +39,15 @@ READ_LATER = (
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
 TORCH = (
-    *("google_crc32c", "safetensors.torch", "torch.utils.flop_counter", "torch", "torch._dynamo"),
+    *("google_crc32c", "safetensors.torch", "torch.utils.flop_counter", "torch"),
     *("tpu_trainer.worker.entry", "tpu_trainer.worker.replica", "tpu_trainer.gang.backends.torch_dist"),
 )
-"""What a trainer imports on the torch backend: an optimizer's first step imports torch._dynamo."""
+"""What a trainer imports on the torch backend."""
 
-COMPILER = (*TORCH, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch.utils.cpp_extension")
+COMPILER = (
+    *(*TORCH, "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp"),
+    "torch.utils.cpp_extension",
+)
 """What it imports besides for trainer.torch.execution: Compile."""
 
 XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics", "tpu_trainer.gang.backends.xla")

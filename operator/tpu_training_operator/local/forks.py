@@ -24,8 +24,8 @@ from tpu_training_operator.local import fork_server
 from tpu_training_operator.local.worker_process import WorkerProcess, die_with_parent
 
 _SMALLEST_GANG = 3
-# Every worker imports these; an optimizer's first step imports torch._dynamo.
-_TORCH = ("tpu_trainer.worker.replica", "tpu_trainer.gang.backends.torch_dist", "torch._dynamo")
+# Every worker imports these.
+_TORCH = ("tpu_trainer.worker.replica", "tpu_trainer.gang.backends.torch_dist")
 _XLA = ("tpu_trainer.worker.replica", "tpu_trainer.gang.backends.xla")
 _DIFFER = ("TPUJOB_", "KUBEFLOW_TRAINER_", "MASTER_", "MEGASCALE_", "TPU_WORKER_ID", "JOB_COMPLETION_INDEX")
 """The prefixes of variables that differ between hosts and attempts. The imports above do not read them."""

@@ -35,6 +35,7 @@ from tpu_trainer.optim.schedule import LearningRateSetter
 from tpu_trainer.optim.schedulers import build_schedulers
 from tpu_trainer.optim.sharding import OptimizerSharding, refuse_indivisible
 from tpu_trainer.optim.update import Average, count_on_device
+from tpu_trainer.optim.without_compiler import spare_methods, spare_step
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.horizon import find_differences
 from tpu_trainer.task.logbook import Logbook
@@ -99,7 +100,11 @@ def prepare(
     if start.gained is not None and start.gained.steps >= hp.train_steps:
         hp = replace(hp, last_step=start.step)
     begun_with = _place_model(context, task.model, checkpoint)
+    if not _compiles(context):
+        spare_methods()
     optimizer = build_optimizer(task, hp)
+    if not _compiles(context):
+        spare_step(optimizer)
     fixed = list(find_fixed_rates(optimizer))
     schedules = build_schedulers(task, hooks, optimizer, hp)
     refuse_closure(optimizer)

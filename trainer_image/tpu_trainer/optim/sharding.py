@@ -12,7 +12,7 @@ which are also the keys of its state; only the tensors in the state are smaller.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.gang.backends.base import GROUP_BYTES, Backend, in_groups
 from tpu_trainer.optim.update import tensors_in
+from tpu_trainer.optim.without_compiler import spare_step
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -231,11 +232,11 @@ def _try_steps(optimizer: Optimizer, group: Group, backend: Backend, pairs: list
         "_optimizer_step_pre_hooks": OrderedDict(),
         "_optimizer_step_post_hooks": OrderedDict(),
     }
-    step: Callable[[Optimizer], Any] = type(optimizer).step
+    spare_step(twin)
     for _ in range(2):
         for parameter, (_, slope) in zip(parameters, pairs, strict=True):
             parameter.grad = backend.to_device(slope.clone())
-        step(twin)
+        twin.step()
         backend.sync()
     return torch.cat([value.detach().reshape(-1) for value in backend.to_host(parameters)])
 
