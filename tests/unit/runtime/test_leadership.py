@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
@@ -113,6 +113,7 @@ async def for_a_while(length: float, *works: Awaitable[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@settings(max_examples=50)
 @given(seeds=st.lists(st.integers(0, 2**32) | st.none(), min_size=2, max_size=3))
 def test_an_operator_stops_at_its_first_look_at_the_lease_of_another(seeds: list[int | None]) -> None:
     """Whatever happens to their requests. Until it has seen that, two may work, which is safe."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.scrape import counted, value
@@ -312,6 +312,7 @@ def test_a_recovery_after_a_suspension_counts_from_the_failure(metrics: Metrics)
 class_counts = st.dictionaries(st.sampled_from(FailureClass), st.integers(0, 100))
 
 
+@settings(max_examples=30)
 @given(lives=st.lists(class_counts, max_size=5))
 def test_however_many_writes_the_restarts_add_up(lives: list[dict[FailureClass, int]]) -> None:
     """Two operators write in turns, and each counts its own steps: together they have counted what there was."""
