@@ -20,7 +20,7 @@ Pairs = frozenset[tuple[str, str]]
 CANDIDATES = 12
 """Orders of the features in which a row is tried; the best row is taken."""
 
-WARM = 3.0
+WARM = 8.0
 """A change that costs so much more is made by one in three at first."""
 
 
