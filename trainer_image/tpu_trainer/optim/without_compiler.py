@@ -27,6 +27,9 @@ def spare_methods() -> None:
 
 def spare_step(optimizer: Optimizer) -> None:
     """Replaces the optimizer's step with the same one without the wrapper, if it has that."""
+    # A scheduler that a LightningModule has built wraps the step, and would warn of another one.
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
     wrapper = next((layer for layer in _layers(optimizer) if layer.__code__.co_name == _IMPORTS), None)
     if wrapper is None or optimizer.defaults.get("differentiable"):
         return
