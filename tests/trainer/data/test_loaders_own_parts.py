@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from tests.trainer import lightning_zoo, whole_runs
@@ -78,21 +77,9 @@ def test_a_tasks_workers_begin_with_its_function(train: Any) -> None:
     assert outcome.code is ExitCode.Succeeded, outcome.message
 
 
-def packed(examples: Any) -> Any:
-    return pack_sequence([features for features, _ in examples])
-
-
-def nested(examples: Any) -> Any:
-    return torch.nested.nested_tensor([features for features, _ in examples])
-
-
-def collated(how: str) -> Task:
-    return Task(nn.Linear(8, 1), DATA, loss, collate={"packed": packed, "nested": nested}[how])
-
-
 @pytest.mark.parametrize(("how", "what"), [("packed", "a PackedSequence"), ("nested", "a nested tensor")])
 def test_a_batch_that_xla_does_not_take_is_the_users_to_mend(how: str, what: str, launcher: Launcher) -> None:
-    changes = {"entrypoint": f"{__name__}:collated", "parameters": {"how": how}, "trainSteps": 3}
+    changes = {"entrypoint": "tests.trainer.collating_tasks:collated", "parameters": {"how": how}, "trainSteps": 3}
     gang = launcher.start(run_spec(replicas=1, batch={"global": 4, "perReplica": 4}, backend="xla", **changes))
     assert gang.wait() == [ExitCode.UserError], gang.output()
     assert gang.hosts[0].message()["message"].startswith(f"a batch holds {what}, ")
