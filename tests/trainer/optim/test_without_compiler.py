@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,12 +46,22 @@ class Overriding(torch.optim.SGD):
         return super().step(closure)
 
 
+class Wrapped(torch.optim.SGD):
+    """Its step is torch's in a wrapper that counts."""
+
+    @functools.wraps(torch.optim.SGD.step)
+    def step(self, closure: Any = None) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().step(closure)
+
+
 KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": torch.optim.AdamW,
     "nadam": torch.optim.NAdam,
     "inherited": type("Named", (torch.optim.Adam,), {}),
     "overriding": lambda parameters: Overriding(parameters, lr=0.1),
+    "wrapped": lambda parameters: Wrapped(parameters, lr=0.1),
     "differentiable": lambda parameters: torch.optim.Adam(parameters, differentiable=True),
 }
 
@@ -87,8 +98,18 @@ def test_the_step_is_torchs_own_to_the_last_bit(kind: str) -> None:
     assert "gradients True" in noted
 
 
-@pytest.mark.parametrize(("kind", "spared"), [(kind, kind not in ("overriding", "differentiable")) for kind in KINDS])
+OTHERS = ("overriding", "wrapped", "differentiable")
+
+
+@pytest.mark.parametrize(("kind", "spared"), [(kind, kind not in OTHERS) for kind in KINDS])
 def test_a_step_of_another_kind_is_left_alone(kind: str, spared: bool) -> None:
     optimizer = KINDS[kind]([torch.zeros(1, requires_grad=True)])
     spare_step(optimizer)
     assert ("step" in vars(optimizer)) == spared
+
+
+def test_a_step_that_a_task_has_put_in_its_place_is_left_alone() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    optimizer.step = own = lambda closure=None: None  # type: ignore[method-assign]
+    spare_step(optimizer)
+    assert optimizer.step is own

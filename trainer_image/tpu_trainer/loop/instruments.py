@@ -143,8 +143,8 @@ class Instruments:
     @contextmanager
     def passes(self) -> Iterator[None]:
         """Watches a step's forward and backward passes, which are the block."""
-        # Only where it is reported. On v2 and v3 two replicas are threads of one process: if both meet an operation first
-        # in a dispatch mode, an assertion of PyTorch 2.9 may fail (c10/core/PyHandleCache.h).
+        # Only where it is reported. On v2 and v3 two replicas are threads of one process: if both meet an operation
+        # first in a dispatch mode, an assertion of PyTorch 2.9 may fail (c10/core/PyHandleCache.h).
         counting = self.utilisation.counting() if self.outputs.is_reporter else nullcontext()
         with self.logbook.passes(), counting:
             yield

@@ -26,9 +26,9 @@ def spare_methods() -> None:
 
 
 def spare_step(optimizer: Optimizer) -> None:
-    """Replaces the optimizer's step with the same one without the wrapper, if it has that."""
-    # A scheduler that a LightningModule has built wraps the step, and would warn of another one.
-    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+    """Replaces the optimizer's step with the same one without the wrapper, if it has that and nobody else's."""
+    # A task may have put another step in its place; a scheduler that a LightningModule has built does.
+    if "step" in vars(optimizer):
         return
     wrapper = next((layer for layer in _layers(optimizer) if layer.__code__.co_name == _IMPORTS), None)
     if wrapper is None or optimizer.defaults.get("differentiable"):
@@ -39,7 +39,8 @@ def spare_step(optimizer: Optimizer) -> None:
 
 
 def _layers(optimizer: Optimizer) -> Iterator[FunctionType]:
-    layer = getattr(type(optimizer), "step", None)
-    while isinstance(layer, FunctionType):
+    """Yields torch's wrappers around the step, from the outermost, as long as no other is around them."""
+    torchs, layer = Optimizer.profile_hook_step.__code__.co_filename, getattr(type(optimizer), "step", None)
+    while isinstance(layer, FunctionType) and layer.__code__.co_filename == torchs:
         yield layer
         layer = vars(layer).get("__wrapped__")
