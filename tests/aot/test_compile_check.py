@@ -111,7 +111,7 @@ def test_memory_and_operations_are_what_arithmetic_says(
 
 
 def test_instead_of_a_batch_that_cannot_fit_the_largest_that_does_is_found(record_property: Any) -> None:
-    """Of a generation the search knows the memory alone: v2 has the least, and compiles fastest."""
+    """The search knows nothing of a generation but its memory: v2 has the least, and compiles fastest."""
     generation = "v2"
     # An activation and a gradient of it are there at once, at least; this many alone fill the memory.
     activations = WIDTH * 4 * 2

@@ -45,7 +45,7 @@ if __name__ == "__main__":
     arguments = TrainingArguments(
         "vit",
         per_device_train_batch_size=32,
-        num_train_epochs=8,
+        num_train_epochs=12,
         learning_rate=2.5e-3,
         weight_decay=0.01,
         warmup_steps=30,

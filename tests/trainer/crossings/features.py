@@ -1,7 +1,8 @@
 """The features of a recipe and of a task that can meet in one job, which of them cannot, and the jobs in which the
 others do.
 
-`python -m tests.trainer.crossings.features` seeks the jobs of `make test` anew, in a few minutes.
+`python -m tests.trainer.crossings.features` searches for the jobs of `make test` again, which takes a minute, and
+writes them to rows.txt.
 """
 
 from __future__ import annotations

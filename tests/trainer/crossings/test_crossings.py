@@ -126,14 +126,15 @@ def test_every_allowed_tuple_of_values_of_a_small_set_occurs(strength: int) -> N
     forbidden = [rule.values for rule in RULES if rule.values.keys() <= features.keys()]
     begin = [{"way": "spmd", "used": "idle", "optimizer": "nadam", "sharding": "whole"}]
 
-    def rows() -> list[dict[str, str]]:
+    def search() -> list[dict[str, str]]:
         return covering(features, forbidden, strength, begin, cost=lambda row: len(row["way"]), changes=100)
 
-    found = {each for row in rows() for each in tuples(row, strength)}
+    rows = search()
+    found = {each for row in rows for each in tuples(row, strength)}
     assert found == set(allowed(features, forbidden, strength))
-    assert all(fits(row, forbidden) for row in rows())
-    assert any(begin[0].items() <= row.items() for row in rows())
-    assert rows() == rows()
+    assert all(fits(row, forbidden) for row in rows)
+    assert any(begin[0].items() <= row.items() for row in rows)
+    assert search() == rows
 
 
 def test_every_pair_of_values_meets_in_a_job_or_is_forbidden_with_a_reason() -> None:

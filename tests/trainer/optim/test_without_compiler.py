@@ -108,6 +108,15 @@ def test_a_step_of_another_kind_is_left_alone(kind: str, spared: bool) -> None:
     assert ("step" in vars(optimizer)) == spared
 
 
+def test_an_optimizer_of_a_library_may_be_any_object() -> None:
+    class Minimal:
+        __slots__ = ("param_groups",)
+
+        def step(self) -> None: ...
+
+    spare_step(Minimal())  # type: ignore[arg-type]
+
+
 def test_a_step_that_a_task_has_put_in_its_place_is_left_alone() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     optimizer.step = own = lambda closure=None: None  # type: ignore[method-assign]

@@ -26,9 +26,11 @@ def spare_methods() -> None:
 
 
 def spare_step(optimizer: Optimizer) -> None:
-    """Replaces the optimizer's step with the same one without the wrapper, if it has that and nobody else's."""
-    # A task may have put another step in its place; a scheduler that a LightningModule has built does.
-    if "step" in vars(optimizer):
+    """Replaces the step of one of torch's optimizers with the same one without the wrapper. Leaves a step alone that
+    somebody has wrapped or replaced."""
+    # A task may have put another step in its place, as a scheduler does that a LightningModule has built. What a
+    # library calls an optimizer may be any object.
+    if not isinstance(optimizer, Optimizer) or "step" in vars(optimizer):
         return
     wrapper = next((layer for layer in _layers(optimizer) if layer.__code__.co_name == _IMPORTS), None)
     if wrapper is None or optimizer.defaults.get("differentiable"):
